@@ -22,7 +22,8 @@ import numpy.typing as npt
 import pccl
 from pccl.runtime.collective.transfer import Placement
 from pccl.transports.link import Lane
-from tests.support.insides import engine_of
+from tests.support import waiting
+from tests.support.insides import engine_of, let_callers_leave
 from tests.support.members import Call
 from tests.support.peers import obey
 
@@ -66,6 +67,7 @@ class LocalPeer:
         logging.getLogger("pccl").addHandler(self._lines)
         self._pulled = 0
         self._kept: list[Any] = []
+        self._begun: Call[dict[str, Any]] | None = None
         pulled = Lane.pulled
 
         def count(lane: Lane, nbytes: int) -> None:
@@ -150,6 +152,17 @@ class LocalPeer:
         for array in (send, send if recv is None else recv):
             array[:] = 7.0
             self._kept.append(array)
+
+    def begin(self, trial: int, nbytes: int, how: dict[str, Any]) -> None:
+        """Reduce in a thread, until the test says ``leave``."""
+        self._begun = Call(self.reduce, trial, nbytes, how)
+
+    def leave(self) -> dict[str, Any]:
+        """Leave that reduce, as when its time runs out, once all of its result is here."""
+        assert self._begun is not None
+        waiting.until(lambda: [each.phase for each in self.comm.status().transfers] == ["done"])
+        let_callers_leave(self.comm)
+        return self._begun.result()
 
     def kept(self) -> bool:
         """Whether nothing was written to memory after its call had returned."""

@@ -22,7 +22,7 @@ from pccl.cli.processes.proxies import free_addresses
 from pccl.stress.emulator import LinkSpec, ProxyThread
 from pccl.transports.local.process_memory import process_memory
 from tests.support import waiting
-from tests.support.patience import LONG_LIMIT_S, patient
+from tests.support.patience import LONG_LIMIT_S
 from tests.support.peers import PeerProcess
 from tests.support.processes import wait_stopped
 
@@ -270,10 +270,10 @@ def leave_when_done(crew: Crew) -> None:
     ask(late, "stop_after", 0.9)
     trial, how = next(TRIALS), {"algorithm": "ring", "in_place": True}
     for member in crew.members[:2]:
-        member.tell("reduce", trial, 48 * MIB, {**how, "reuse": True, "timeout_s": patient(1.0)})
+        ask(member, "begin", trial, 48 * MIB, {**how, "reuse": True})
     late.tell("reduce", trial, 48 * MIB, how)
     wait_stopped(late.process.pid)
-    left = [member.answer() for member in crew.members[:2]]
+    left = [member.ask("leave") for member in crew.members[:2]]
     late.process.send_signal(signal.SIGCONT)
     assert all("OutcomeUnknown" in report["error"] for report in left), left
     assert all(report["exact"] for report in left), left

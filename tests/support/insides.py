@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pccl
 from pccl.machines.master.machine import MasterMachine
+from pccl.machines.peer.events import LeaveCall
 from pccl.protocol.handshake.certificates import certify
 from pccl.protocol.handshake.keys import Signer
 from pccl.protocol.handshake.opening import Opening
@@ -25,6 +26,17 @@ def port_of(comm: pccl.Communicator) -> tuple[str, int]:
     listener = engine_of(comm)._listener  # pyright: ignore[reportPrivateUsage]
     assert listener is not None
     return "127.0.0.1", listener.address.port
+
+
+def let_callers_leave(comm: pccl.Communicator) -> None:
+    """End all calls that a member waits in, as if their time had run out."""
+    engine = engine_of(comm)
+
+    def leave() -> None:
+        for number in list(engine.calls.open):
+            engine.feed(LeaveCall(number, "the test let it leave"))
+
+    comm._session._io.call(leave)  # pyright: ignore[reportPrivateUsage]
 
 
 def lanes_of(comm: pccl.Communicator) -> int:
