@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import MISSING, fields
 
 from pccl.stress.sim.faults.kills import Kill
@@ -26,13 +27,20 @@ def _unusual(options: Scenario | Slot) -> set[str]:
     }
 
 
-def telling_seeds(mix: str, times: int, stop: int) -> tuple[int, ...]:
-    """The seeds below ``stop`` of which each draws what fewer than ``times`` before it draw."""
+def telling_seeds(mix: str, times: int, stop: int, recorded: Iterable[int] = ()) -> tuple[int, ...]:
+    """The recorded seeds, and those that draw what is drawn fewer than ``times`` otherwise.
+
+    Args:
+        mix: what the seeds draw.
+        times: how often whatever can be drawn shall be drawn.
+        stop: the first seed that is not looked at.
+        recorded: seeds that are played anyway.
+    """
     seen: Counter[str] = Counter()
-    chosen: list[int] = []
-    for seed in range(stop):
+    chosen: set[int] = set()
+    for seed in (*sorted(set(recorded)), *range(stop)):
         what = drawn(MIXES[mix].draw(seed))
-        if any(seen[each] < times for each in what):
-            chosen.append(seed)
+        if seed not in chosen and (seed in recorded or any(seen[each] < times for each in what)):
+            chosen.add(seed)
             seen.update(what)
-    return tuple(chosen)
+    return tuple(sorted(chosen))
