@@ -24,7 +24,7 @@ from pccl.runtime.collective.transfer import Placement
 from pccl.transports.link import Lane
 from tests.support import waiting
 from tests.support.insides import engine_of, let_callers_leave
-from tests.support.members import Call
+from tests.support.members import Call, grow
 from tests.support.peers import obey
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -85,8 +85,7 @@ class LocalPeer:
         return self.comm.peer_id
 
     def grow(self, size: int) -> None:
-        while self.comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < size:
-            self.comm.update_topology()
+        grow(self.comm, size)
 
     def shrink(self, size: int) -> int:
         """Wait until so many are left."""

@@ -41,6 +41,7 @@ from pccl.transports.base import Address
 from pccl.transports.link import Link
 from pccl.transports.tcp import TcpTransport
 from tests.support.insides import engine_of
+from tests.support.members import grow
 from tests.support.patience import LIMIT_S
 from tests.support.peers import PeerProcess, obey
 
@@ -119,8 +120,7 @@ class Peer:
         return xxhash.xxh3_64_intdigest(self.arrays[buffer].data) != self.digests[buffer]
 
     def grow(self, size: int) -> dict[str, Any]:
-        while self.comm.get_attribute(pccl.Attribute.LOCAL_WORLD_SIZE) < size:
-            self.comm.update_topology()
+        grow(self.comm, size)
         return {"world": size}
 
     def connect(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
@@ -11,6 +12,9 @@ import pccl
 from tests.support.patience import LIMIT_S
 
 T = TypeVar("T")
+
+PAUSE_S = 0.002
+"""Between two rounds that admitted nobody."""
 
 
 class Call(Generic[T]):
@@ -46,9 +50,11 @@ def all_at_once(*calls: Callable[[], T]) -> list[T]:
 
 
 def grow(member: pccl.Communicator, size: int) -> None:
-    """Update until the run is so large."""
+    """Update until the run is so large, with pauses: the newcomer may need the processor."""
     while member.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < size:
         member.update_topology()
+        if member.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < size:
+            time.sleep(PAUSE_S)
 
 
 def admit(member: pccl.Communicator, newcomer: pccl.Communicator) -> None:
