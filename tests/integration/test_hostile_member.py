@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import pccl
-from pccl.machines.master.ballots import finals
+from pccl.machines.master.ballots import finals, open_ballots
 from pccl.protocol import codec
 from pccl.protocol.checksum import SEAL_BYTES, payload_hash, seal
 from pccl.protocol.codec import encode
@@ -24,7 +24,6 @@ from pccl.protocol.guards.source_shares import SourceShares
 from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.limits import (
     EARLY_STORE_BYTES_MAX,
-    OPERATIONS_OPEN_MAX,
     PROGRESS_BATCH_MAX,
     Timing,
 )
@@ -160,12 +159,13 @@ def test_what_costs_a_member_nothing(run: Run, forged: ForgedMember) -> None:
     assert ended.operation == forged.operation()
 
 
-def test_more_operations_than_anybody_needs(run: Run) -> None:
+def test_more_operations_than_anybody_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_ballots, "OPERATIONS_OPEN_MAX", 1000)
     forged = ForgedMember(run)
     with closing(forged.sock):
-        forged.say(*[request(forged.operation(tag)) for tag in range(OPERATIONS_OPEN_MAX)])
+        forged.say(*[request(forged.operation(tag)) for tag in range(1000)])
         run.check()
-        forged.say(request(forged.operation(OPERATIONS_OPEN_MAX)))
+        forged.say(request(forged.operation(1000)))
         assert is_closed(forged.sock)
     run.check()
 
