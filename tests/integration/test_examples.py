@@ -29,9 +29,7 @@ def launch(
     return printed, without_hint(ended.stderr).splitlines()
 
 
-def run_example(
-    name: str, peers: int, python: tuple[str, ...] = STRICT_PYTHON
-) -> dict[int, list[str]]:
+def run_example(name: str, peers: int, python: tuple[str, ...]) -> dict[int, list[str]]:
     printed, complaints = launch(peers, *python, str(EXAMPLES / name))
     assert complaints == []
     return printed
@@ -56,8 +54,8 @@ def test_all_examples_are_tested() -> None:
     assert [name for name in names if f'"{name}"' not in tested] == []
 
 
-def test_blocking() -> None:
-    printed = run_example("blocking.py", 3)
+def test_blocking(forked_python: tuple[str, ...]) -> None:
+    printed = run_example("blocking.py", 3, forked_python)
     ranks: list[str] = []
     for lines in printed.values():
         first, second = lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,21 @@ def storm(tmp_path: Path) -> Path:
     return path
 
 
-def run_storm(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = (sys.executable, "-m", "pccl.stress", "storm", *map(str, arguments))
-    return run_to_end(*command, env=environment_with())
+RunStorm = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_a_storm_of_processes_is_reported(tmp_path: Path) -> None:
+@pytest.fixture
+def run_storm(ready_python: tuple[str, ...]) -> RunStorm:
+    """Run the command to its end; it and its replicas need not import torch."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = (*ready_python, "-m", "pccl.stress", "storm", *map(str, arguments))
+        return run_to_end(*command, env=environment_with())
+
+    return run
+
+
+def test_a_storm_of_processes_is_reported(run_storm: RunStorm, tmp_path: Path) -> None:
     report, tape = tmp_path / "report.json", tmp_path / "tape"
     ended = run_storm(storm(tmp_path), "--json", report, "--tape", tape)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -56,7 +65,7 @@ def test_a_storm_of_processes_is_reported(tmp_path: Path) -> None:
     assert sorted(trains) == [0, 1, 1, 2]
 
 
-def test_a_simulated_storm_draws_a_page_and_a_picture(tmp_path: Path) -> None:
+def test_a_simulated_storm_draws_a_page_and_a_picture(run_storm: RunStorm, tmp_path: Path) -> None:
     drawn = make_storm("torchft-15", 3, 40.0, 1)
     path = tmp_path / "storm.json"
     replace(drawn, training=replace(drawn.training, computes=False)).dump(path)
@@ -75,19 +84,21 @@ def test_a_simulated_storm_draws_a_page_and_a_picture(tmp_path: Path) -> None:
         (("ft-diloco", "--replicas", "1"), "1 is not in the range"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments: tuple[str, ...], why: str) -> None:
+def test_wrong_arguments_are_refused(
+    run_storm: RunStorm, arguments: tuple[str, ...], why: str
+) -> None:
     ended = run_storm(*arguments)
     assert ended.returncode == 2
     assert why in ended.stderr
 
 
-def test_a_file_sets_its_own_options(tmp_path: Path) -> None:
+def test_a_file_sets_its_own_options(run_storm: RunStorm, tmp_path: Path) -> None:
     ended = run_storm(storm(tmp_path), "--minutes", 2)
     assert ended.returncode == 2
     assert "--minutes is set by the file" in ended.stderr
 
 
-def test_a_full_disk_costs_only_the_file(tmp_path: Path) -> None:
+def test_a_full_disk_costs_only_the_file(run_storm: RunStorm, tmp_path: Path) -> None:
     ended = run_storm(storm(tmp_path), "--simulate", "--no-compute", "--json", "/dev/full")
     assert ended.returncode == 1
     assert "replicas are bit-identical" in ended.stdout
