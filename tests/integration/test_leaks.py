@@ -273,7 +273,7 @@ def test_peers_come_and_go(new_run: Callable[..., Run]) -> None:
     for _ in range(3):
         one_comes_and_goes()
     before = tables(run)
-    for _ in range(300):
+    for _ in range(100):
         one_comes_and_goes()
     bounded = {"recent", "rosters", "_items"}  # logs that keep so many and no more
     assert not {

@@ -12,7 +12,7 @@ from pccl.stress.sim.runner import run_seed
 from pccl.telemetry.recorder import Recorder
 from pccl.transports.link import Lane
 
-SEEDS = range(8)
+SEEDS = range(4)
 
 
 def test_recording_does_not_change_traces(monkeypatch: pytest.MonkeyPatch) -> None:
