@@ -226,12 +226,7 @@ def show(figures: StormFigures, losses: dict[str, float | None], console: Consol
         words = f"{figures.failures}; {figures.never_again} replicas did not train again"
         table.add_row("errors that ended a replica", words)
     table.add_row("inner steps in the model", f"{figures.steps:.0f}")
-    share = f"{100 * figures.share_kept:.2f} %"
-    if figures.share_kept_of_all != figures.share_kept:
-        share += (
-            f"; {100 * figures.share_kept_of_all:.2f} %, if steps in partitions count there, too"
-        )
-    table.add_row("of what could be made", share)
+    table.add_row("of what could be made", f"{100 * figures.share_kept:.2f} %")
     table.add_row("took part in a round", f"{100 * figures.took_part:.1f} % of those available")
     if figures.training_again_s:
         table.add_row("from a kill to training", times(figures.training_again_s))

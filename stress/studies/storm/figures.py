@@ -110,9 +110,8 @@ class StormFigures:
         rounds: number of rounds in it.
         steps: inner steps in the model that were made in it.
         steps_possible: what the replicas could have made that were alive and reachable, from the
-            start of their processes on.
+            start of their processes on; in a partition, those that are in the model.
         share_kept: the quotient of the two.
-        share_kept_of_all: the same if a replica in a partition could have made steps, too.
         took_part: mean share of the available replicas whose work is in a round.
         took_part_min: the smallest share of a round.
         training_again_s: median, 90th percentile and maximum of the seconds from a kill until the
@@ -136,7 +135,6 @@ class StormFigures:
     steps: float
     steps_possible: float
     share_kept: float
-    share_kept_of_all: float
     took_part: float
     took_part_min: float
     training_again_s: tuple[float, ...]
@@ -207,21 +205,19 @@ def figures_of(storm: Storm, events: Sequence[TapeEvent]) -> StormFigures:
         ]
         for only in (False, True)
     )
-    possible_of_all, possible = (
-        sum(own / step for own, step in zip(seconds, step_s, strict=True))
-        for seconds in (computing_s, reachable_s)
-    )
+    numbers = {one.number for one in rounds}
+    own = [e for e in events if isinstance(e, RoundDone) and e.number in numbers]
+    possible = sum(seconds / step for seconds, step in zip(reachable_s, step_s, strict=True))
+    possible += _steps_in_partitions(storm, own, presence, begin)
     steps = sum(one.weight for one in rounds)
     if not possible:
         raise NoFigures("no replica was available in the storm")
     shares = [
         len(one.took_part & one.available) / len(one.available) for one in rounds if one.available
     ]
-    numbers = {one.number for one in rounds}
     own_steps = [0.0] * timeline.peers
-    for event in events:
-        if isinstance(event, RoundDone) and event.number in numbers:
-            own_steps[event.index] += event.own_weight / training.fragments
+    for event in own:
+        own_steps[event.index] += event.own_weight / training.fragments
     killed = [e for e in events if isinstance(e, ReplicaKilled) and began <= e.at <= times[-1]]
     again = [_seconds_away(one, events) for one in killed]
     losses = [one for one in events if isinstance(one, HeldOutLoss)]
@@ -235,7 +231,6 @@ def figures_of(storm: Storm, events: Sequence[TapeEvent]) -> StormFigures:
         steps=steps,
         steps_possible=possible,
         share_kept=steps / possible,
-        share_kept_of_all=steps / possible_of_all,
         took_part=statistics.fmean(shares or [0.0]),
         took_part_min=min(shares, default=0.0),
         training_again_s=_spread([one[0] for one in again]),
@@ -279,6 +274,34 @@ def _are_equal(ended: Sequence[ReplicaDone]) -> bool:
     """Whether there are replicas that ended, and those that ended after the same round agree."""
     digests = {(one.number, one.digest) for one in ended}
     return bool(digests) and len(digests) == len({one.number for one in ended})
+
+
+def _steps_in_partitions(
+    storm: Storm, own: Iterable[RoundDone], presence: Presence, begin: float
+) -> float:
+    """Return how many inner steps in rounds must have been made in partitions.
+
+    These are steps of a replica for which it had no other time since its round before.
+
+    Args:
+        storm: the storm.
+        own: the rounds, as all replicas report them.
+        presence: when replicas were reachable.
+        begin: time of the round before the first one.
+    """
+    fragments, found = storm.training.fragments, 0.0
+    last: dict[tuple[int, int], float] = {}
+    for one in sorted((one for one in own if one.own_weight), key=lambda one: one.at):
+        before = last.get((one.index, one.number % fragments), begin)
+        last[one.index, one.number % fragments] = one.at
+        computing_s, reachable_s = (
+            seconds_in(presence.spans(one.index, reachable=only), before, one.at)
+            for only in (False, True)
+        )
+        step_s = storm.training.step_s * storm.training.pace(one.index, storm.timeline.peers)
+        rest = one.own_weight - reachable_s / step_s
+        found += min(max(0.0, rest), (computing_s - reachable_s) / step_s) / fragments
+    return found
 
 
 def _seconds_away(

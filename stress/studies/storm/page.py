@@ -170,7 +170,6 @@ def _rows(columns: Mapping[str, StormFigures]) -> dict[str, dict[str, Any]]:
             "inner steps in the model": f"{one.steps:,.0f}",
             "inner steps possible": f"{one.steps_possible:,.0f}",
             "share kept": f"{one.share_kept:.2%}",
-            "share kept, if steps in partitions are possible": f"{one.share_kept_of_all:.2%}",
             "took part, mean": f"{one.took_part:.2%}",
             "took part, smallest": f"{one.took_part_min:.2%}",
             "kill to training (median / p90 / max)": _spread(one.training_again_s),

@@ -100,18 +100,42 @@ def test_a_kill_costs_the_steps_since_the_last_round_and_the_start() -> None:
     assert found.took_part_min == 2 / 3
 
 
-@pytest.mark.parametrize(("computes", "of_all"), [(True, 120.0), (False, 108.0)])
-def test_who_cannot_be_reached_could_have_made_no_steps(*, computes: bool, of_all: float) -> None:
-    away = ReplicaAway(115, 2, 127, "partition", computes)
-    events = [*WHOLE, away]
+def test_who_cannot_be_reached_could_have_made_no_steps() -> None:
+    """Replica 2 freezes at 115 s for 12 s: it was late to a round, and has 8 steps less."""
+    events = tape(
+        trains(90, 0, 1, 2),
+        done(109, 1, (0, 1, 2), 30.0),
+        [ReplicaAway(115, 2, 127, "freeze", computes=False)],
+        done(119, 2, (0, 1), 20.0),
+        done(129, 3, (0, 1, 2), 28.0),
+    )
     found = figures_of(storm(), events)
-    assert (found.steps_possible, found.share_kept) == (108.0, 120 / 108)
-    assert found.share_kept_of_all == 120 / of_all
-    assert [one.available for one in rounds_of(storm(), events)][1:4] == [
-        {0, 1, 2},
-        {0, 1},
-        {0, 1, 2},
+    assert (found.steps, found.steps_possible, found.share_kept) == (48.0, 20 + 20 + 8, 1.0)
+    assert [one.available for one in rounds_of(storm(), events)] == [{0, 1, 2}, {0, 1}, {0, 1, 2}]
+
+
+@pytest.mark.parametrize(
+    ("brought", "possible"),
+    [(12.0, 52.0), (8.0, 48.0), (6.0, 48.0), (99.0, 60.0)],
+    ids=["all", "those outside", "fewer", "more than there was time for"],
+)
+def test_steps_in_a_partition_are_possible_if_they_are_in_the_model(
+    brought: float, possible: float
+) -> None:
+    """Cut off from 115 s to 127 s. It made 4 steps there, and 8 outside."""
+    rounds: list[TapeEvent] = [
+        RoundDone(119.0, 0, "run", 2, (0, 1), 20.0, 10.0, 8),
+        RoundDone(119.1, 1, "run", 2, (0, 1), 20.0, 10.0, 8),
+        *(
+            RoundDone(129.0, n, "run", 3, (0, 1, 2), 20.0 + brought, own, 8)
+            for n, own in enumerate((10.0, 10.0, brought))
+        ),
     ]
+    away: list[TapeEvent] = [ReplicaAway(115, 2, 127, "partition", computes=True)]
+    events = tape(trains(90, 0, 1, 2), done(109, 1, (0, 1, 2), 30.0), away, rounds)
+    found = figures_of(storm(), events)
+    assert (found.steps, found.steps_possible) == (40.0 + brought, possible)
+    assert found.lost_s[2] == 20.0 - brought
 
 
 def test_a_slow_replica_could_have_made_fewer_steps() -> None:
