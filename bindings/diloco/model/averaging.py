@@ -27,9 +27,11 @@ class RadialFragment:
     """Radial-directional averages of one fragment, tensor by tensor.
 
     The average of pseudo-gradients Δ with weights w has the length Σ w‖Δ‖ / Σ w, and the direction
-    φ(Σ w φ(Δ)), where φ(x) = x / ‖x‖ and φ(0) = 0. If the directions cancel out, it is 0. Members
-    reduce the lengths, then the directions. All results are on the host, and have the same bits on
-    every machine.
+    φ(Σ w φ(Δ)), where φ(x) = x / ‖x‖ and φ(0) = 0. Members reduce the lengths, then the directions.
+    All results are on the host, and have the same bits on every machine.
+
+    If the directions of a parameter cancel out exactly, the average is 0. The paper takes the mean
+    then. Members do not know it, and a third reduce for it is not worth its cost.
 
     Attributes:
         views: returns views of a flat tensor, one for each parameter.
