@@ -5,6 +5,7 @@ The model is one number. An inner step subtracts 1, so the work of a round is it
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import torch
 from pccl.bindings.diloco import DiLoCo
 from pccl.bindings.events import Event, OuterStep, RoundsMissed
 from pccl.protocol.limits import MISSED_KEPT_MAX
+from tests.support.commands import PCCL, environment_with, run_to_end
 from tests.support.diloco_peers import Peers
 from tests.support.patience import LIMIT_S, patient
 
@@ -166,3 +168,43 @@ def test_one_that_is_four_times_slower_takes_part(
     last = next(event for event in reversed(slow.rounds) if event.own_weight)
     left = slow.steps - slow.averaged
     assert left == 0 or last is not slow.rounds[-1], "only missed rounds leave work"
+
+
+def test_one_run_after_another_in_the_same_process() -> None:
+    """With another master, the second run begins anew, and needs nothing of the first one."""
+    for _ in range(2):
+        peers = Peers()
+        trained = Group(peers, 4, sync_every=10, grace_s=GRACE_S).train()
+        peers.close()
+        assert [one.rounds[0].number for one in trained] == [1] * REPLICAS
+        assert all(one.averaged == one.steps for one in trained)
+        assert len({one.value for one in trained}) == 1
+
+
+LAUNCHED = """
+import torch, pccl
+from pccl.bindings.diloco import DiLoCo
+
+model = torch.nn.Linear(1, 1, bias=False)
+torch.nn.init.zeros_(model.weight)
+inner = torch.optim.SGD(model.parameters(), lr=1.0)
+outer = lambda parameters: torch.optim.SGD(parameters, lr=1.0)
+comm = pccl.Communicator()
+with DiLoCo(
+    model, inner=inner, comm=comm, outer=outer, sync_every=5, min_peers=3, quorum=2, grace_s=60.0
+) as optimizer:
+    optimizer.join()
+    for _ in range(15):
+        model.weight.grad = torch.ones(1, 1)
+        optimizer.step()
+    optimizer.finish()
+print(optimizer.outer_steps, model.weight.item())
+"""
+
+
+def test_launched_replicas_with_a_quorum() -> None:
+    """The grace is long, so all are in all rounds."""
+    command = (*PCCL, "launch", "-n", "3", "--", sys.executable, "-c", LAUNCHED)
+    done = run_to_end(*command, env=environment_with())
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[p{n}] 3 -15.0" for n in range(3)]

@@ -300,6 +300,21 @@ def test_a_planted_bug_is_seen(bug: str) -> None:
     assert verdict.story
 
 
+def test_shards_with_a_quorum_admit_newcomers_between_rounds() -> None:
+    """A replica is two processes, one in each group, and all must agree which round is the next."""
+    done: Counter[str] = Counter()
+    for seed in (6, 144, 161, 290, 490, 1045):
+        drawn = draw_to_train(seed)
+        assert drawn.training is not None
+        assert (drawn.training.shards, drawn.late_peers) == (2, 2), seed
+        assert drawn.quorum is not None
+        verdict = run_scenario(drawn)
+        assert verdict.violation is None, (seed, verdict.violation)
+        done.update(verdict.done)
+    assert done["round"] > 50
+    assert done["admission between rounds"] > 5
+
+
 def test_a_seed_gives_the_same_trace() -> None:
     digests = {run_training_seed(3).trace_digest for _ in range(2)}
     assert len(digests) == 1
