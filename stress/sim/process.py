@@ -277,9 +277,7 @@ class PeerProcess:
         self.napping = 0
         """Callers that sleep before a joint call, while others may be inside one."""
         self._losses = ToldLosses(self.name)
-        # The results of training are in the state.
-        trains = parts.scenario.training is not None or parts.application is not None
-        self._claims = LateClaims(self.name, parts.checkers.done, are_in_state=trains)
+        self._claims = LateClaims(self.name, parts.checkers.done)
         self._parts = parts
         self._on_event = on_event
         loop, self.group = parts.loop, index % parts.scenario.groups

@@ -1,7 +1,8 @@
 """``LateClaims``: checks that a process misses no result that members committed without it.
 
-Its calls must return these results in order. Otherwise a call must raise ``ResyncRequired``, or a
-synchronization must bring the state, before the process takes part in a later operation.
+Its calls must return these results in order. Otherwise, before the process takes part in a later
+operation, a call must raise ``ResyncRequired``, or a later synchronization must return: then the
+process has fetched its contents, or had them already.
 """
 
 from __future__ import annotations
@@ -39,12 +40,9 @@ class LateClaims:
     Args:
         name: name of the process.
         done: counts what calls came to.
-        are_in_state: whether a process with the contents of a later synchronization has a result,
-            as a newcomer that has replayed it.
     """
 
-    def __init__(self, name: str, done: Counter[str], *, are_in_state: bool = False) -> None:
-        self._are_in_state = are_in_state
+    def __init__(self, name: str, done: Counter[str]) -> None:
         self._name = name
         self._done = done
         self._peer = PeerId(0)
@@ -101,7 +99,7 @@ class LateClaims:
                     self._owed = [owed for owed in self._owed if owed != operation]
                 case ReturnCall(_, SyncResult(members=members)) if peer in members or is_fetched:
                     self._owed.clear()
-                case ReturnCall(_, SyncResult(operation)) if self._are_in_state:
+                case ReturnCall(_, SyncResult(operation)):  # it has the contents already
                     before = self._owed_before.get(operation, [])
                     self._owed = [owed for owed in self._owed if owed not in before]
                 case RaiseCall(_, ResyncRequired()):

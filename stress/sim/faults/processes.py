@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pccl.protocol.types import NS_PER_S, PeerId
+from pccl.protocol.types import NS_PER_S, OperationId, PeerId, RoundId
 from pccl.stress.sim.faults.base import (
     MASTER,
     MS,
@@ -173,13 +173,20 @@ class Load(TimedFault, kind="load"):
             victim.freeze()
             if self.peer == MASTER:
                 seat = stage.seats[self.victim]
-                self._watch(stage, seat, seat.process.peer, None)
+                self._watch(stage, seat, seat.process.peer, None, frozenset())
         yield self.duration_ns
         host.run_queue.set_lag(0)
         if stops:
             victim.thaw()
 
-    def _watch(self, stage: Stage, seat: Seat, peer: PeerId, since_ns: int | None) -> None:
+    def _watch(
+        self,
+        stage: Stage,
+        seat: Seat,
+        peer: PeerId,
+        since_ns: int | None,
+        earlier: frozenset[RoundId | OperationId],
+    ) -> None:
         """Check at every tick that the busy master removes the victim in time.
 
         Args:
@@ -187,11 +194,16 @@ class Load(TimedFault, kind="load"):
             seat: seat of the victim.
             peer: id of the victim when it was stopped.
             since_ns: time since which members wait for the silent victim; None: no member waits.
+            earlier: the rounds and operations that were undecided at the tick before. If all have
+                ended meanwhile, members may have waited for nothing for a moment.
         """
         timing, now_ns, master = stage.scenario.timing, stage.now_ns(), stage.master
         machine, known = master.server.machine, master.server.machine.membership.peers.get(peer)
         plain = master.host.alive and not master.host.run_queue.is_starved
+        undecided = frozenset(wait.subject for wait in machine.waits.all())
         if plain and not machine.recovering and known is not None and peer in machine.awaited():
+            if undecided.isdisjoint(earlier):
+                since_ns = now_ns
             heard_ns = master.heard_ns.get(known.connection or 0)
             since_ns = max(since_ns or now_ns, heard_ns) if heard_ns is not None else None
         else:
@@ -204,7 +216,7 @@ class Load(TimedFault, kind="load"):
             stage.checkers.not_removed(peer, (now_ns - since_ns) / NS_PER_S)
         when_ns = now_ns + round(timing.tick_s * NS_PER_S)
         if when_ns < self.ends_ns and seat.alive:
-            stage.at(when_ns, self._watch, stage, seat, peer, since_ns)
+            stage.at(when_ns, self._watch, stage, seat, peer, since_ns, undecided)
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ ME, ONE, THREE = PeerId(2), PeerId(1), PeerId(3)
 class Claiming:
     """Peer 2, and its judge."""
 
-    def __init__(self, *missed: OperationId, are_in_state: bool = False) -> None:
+    def __init__(self, *missed: OperationId) -> None:
         self.done: Counter[str] = Counter()
-        self.judge = LateClaims("p2", self.done, are_in_state=are_in_state)
+        self.judge = LateClaims("p2", self.done)
         for operation in missed:
             self.hears(ended(operation, contributors=(ONE, THREE)))
 
@@ -90,7 +90,7 @@ def test_a_resync_or_the_state_of_the_members_replaces_them() -> None:
     peer.posts(op(view=2))
     peer = Claiming(op(0))
     synced = ev.SyncResult(op(1, tag=SYNC_TAG), ELECTED, (ONE, THREE))
-    peer.does(ev.ReturnCall(9, synced))  # an answer to a late call brings nothing
+    peer.does(ev.ReturnCall(9, synced))  # the members made that one before
     with pytest.raises(Violation):
         peer.posts(op(1))
     peer = Claiming(op(0))
@@ -98,9 +98,8 @@ def test_a_resync_or_the_state_of_the_members_replaces_them() -> None:
     peer.posts(op(1))
 
 
-def test_where_results_are_in_the_state_its_contents_show_them() -> None:
-    """A newcomer has replayed a result before its first synchronization, which was without it."""
-    peer = Claiming(op(0), op(0, tag=SYNC_TAG), op(1), are_in_state=True)
+def test_whoever_has_the_contents_of_a_synchronization_lacks_nothing_before_it() -> None:
+    peer = Claiming(op(0), op(0, tag=SYNC_TAG), op(1))
     synced = ev.SyncResult(op(0, tag=SYNC_TAG), ELECTED, (ONE, THREE))
     peer.does(ev.ReturnCall(9, synced))
     with pytest.raises(Violation, match="tag5#1"):  # that came after the synchronization
