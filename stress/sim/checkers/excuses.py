@@ -264,7 +264,8 @@ class Excuses:
                 since_ns = self._now_ns() - timing.ns(timing.link_s)
                 late = [flip for flip in self._flips if flip.since_ns >= since_ns]
                 damaged = sum(flip.touches(host, other) for flip in late) > 1
-                return touched or damaged
+                shut = not self._shut.isdisjoint({host, other})  # only one of them can dial
+                return touched or damaged or (shut and self._meets_late(host, other))
             case RemovalCause.UNREACHABLE:
                 # The neighbour may be dead or follow another master; this master cannot know.
                 neighbour = self._accuser(why, host_of)
@@ -350,7 +351,7 @@ class Excuses:
         return (damaged or self.was_master_restarted) and 4 * lag_s >= patience_s
 
     def _meets_late(self, *hosts: str | None) -> bool:
-        """Whether two hosts may meet at a relay too late: after a dial, and two handshakes."""
+        """Whether two hosts may meet too late: after a dial, and two handshakes."""
         lag_s = sum(self._lags_ns[host] for host in (*hosts, MASTER_NAME) if host) / NS_PER_S
         return 8 * lag_s >= self._timing.link_s / 2
 
