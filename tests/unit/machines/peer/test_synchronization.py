@@ -490,3 +490,26 @@ def test_it_may_learn_only_after_its_call_that_it_was_late() -> None:
     peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
     assert peer.do(without_me(0, LATER)) == []
     raised(peer.do(msg.BlockedQuery(0)), errors.ResyncRequired)
+
+
+def test_a_newcomer_of_an_earlier_master_needs_only_its_first_synchronization() -> None:
+    """Its admission got lost, and the new master does not know what it has missed since.
+
+    A call that needs a state raises. The one that newcomers make first fetches it.
+    """
+    peer = PeerStage().registered()
+    peer.do(ev.ControlClosed("reset"))
+    peer.do(ev.ControlOpened(RUN, 2))
+    peer.do(msg.Resumed(2, b"other"))
+    made = msg.RoundCount(RoundKind.UPDATE_TOPOLOGY, 1)
+    effects = peer.do(msg.Admitted(roster(3, 3, 1, 2, 3), (made,)))
+    assert ev.ReturnCall(1, None) in effects
+    peer.do(ended(op(view=2), version=3, contributors=(PeerId(1), PeerId(3))))
+    (asked,) = offers(peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM)))
+    assert asked.stale
+    now = op(view=3, tag=SYNC_TAG)
+    elected = replace(OF_THE_OTHER, sources=(PeerId(1), PeerId(3)))
+    effects = commits(peer, now, elected, version=3)
+    assert any(isinstance(effect, ev.ReturnCall) for effect in effects)
+    update = RoundId(RoundKind.UPDATE_TOPOLOGY, 1)
+    assert sent(peer.do(ev.RoundCall(10, RoundKind.UPDATE_TOPOLOGY))) == [msg.RoundRequest(update)]
