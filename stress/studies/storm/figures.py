@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from pccl.stress.studies.storm.tape import (
     ReplicaStarted,
     ReplicaTrains,
     RoundDone,
+    StateSynced,
     StormBegan,
     TapeEvent,
 )
@@ -124,7 +126,8 @@ class StormFigures:
             model; in a partition, it could.
         tx_bytes: bytes that the replicas sent for averages.
         loss: of the final model on held-out text; None: not measured.
-        is_equal: whether all replicas that ended after the same round have the same parameters.
+        is_equal: whether replicas have equal bits: after each synchronization that two or more of
+            them report, and at the end, if they ended after the same round.
     """
 
     replicas: int
@@ -243,7 +246,7 @@ def figures_of(storm: Storm, events: Sequence[TapeEvent]) -> StormFigures:
         },
         tx_bytes=sum(one.tx_bytes for one in events if isinstance(one, RoundDone)),
         loss=max(losses, key=lambda one: one.number).loss if losses else None,
-        is_equal=_are_equal([one for one in events if isinstance(one, ReplicaDone)]),
+        is_equal=_are_equal(events),
     )
 
 
@@ -270,10 +273,19 @@ def _ends(storm: Storm, events: Iterable[TapeEvent]) -> float:
     return began + storm.timeline.duration_s
 
 
-def _are_equal(ended: Sequence[ReplicaDone]) -> bool:
-    """Whether there are replicas that ended, and those that ended after the same round agree."""
-    digests = {(one.number, one.digest) for one in ended}
-    return bool(digests) and len(digests) == len({one.number for one in ended})
+def _are_equal(events: Iterable[TapeEvent]) -> bool:
+    """Whether replicas had equal bits at equal points, of which there is one at least."""
+    digests = defaultdict[object, dict[int, set[str]]](lambda: defaultdict(set))
+    for one in events:
+        match one:
+            case StateSynced():
+                digests[one.run, one.revision][one.index].add(one.digest)
+            case ReplicaDone():
+                digests[one.number][one.index].add(one.digest)
+            case _:
+                pass
+    compared = [by_replica for by_replica in digests.values() if len(by_replica) > 1]
+    return bool(compared) and all(len(set[str]().union(*one.values())) == 1 for one in compared)
 
 
 def _steps_in_partitions(

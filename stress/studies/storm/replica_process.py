@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -27,12 +28,29 @@ from pccl.stress.studies.storm.tape import (
     ReplicaStarted,
     ReplicaTrains,
     RoundDone,
+    StateSynced,
 )
-from pccl.stress.studies.storm.work import StormWork
+from pccl.stress.studies.storm.work import StormWork, state_digest
 
 NAP_S = 0.05
 AGAIN_S = 1.0
 """Pause before a new communicator, after an error that ended the training."""
+
+
+class StormCommunicator(pccl.Communicator):
+    """Reports the shared state after each synchronization. ``index``: that of the replica."""
+
+    index = 0
+
+    def sync_shared_state(self, *arguments: Any, **options: Any) -> pccl.SharedStateSyncInfo:
+        """Make the shared states equal."""
+        info = super().sync_shared_state(*arguments, **options)
+        state: pccl.SharedState = arguments[0]
+        lineage = state.lineage
+        assert lineage is not None
+        run, content = lineage.run.hex(), state_digest(state)
+        tell(StateSynced(time.monotonic(), self.index, run, state.revision, content))
+        return info
 
 
 class StormReplica:
@@ -162,7 +180,7 @@ def main() -> None:
     tell(ProcessReady(time.monotonic()))
     try:
         while True:
-            comm = pccl.Communicator(
+            comm = StormCommunicator(
                 given.master,
                 given.group,
                 timing=timing_of(given.deadline),
@@ -170,6 +188,7 @@ def main() -> None:
                 advertise=given.advertise,
                 lanes=given.lanes,
             )
+            comm.index = given.index
             try:
                 StormReplica(comm, storm, work, given.index, given.stop, given.nap).run()
             except PCCLError as error:

@@ -5,6 +5,7 @@ A replica is made of the classes that make up ``DiLoCo``. Tasks take the place o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,11 +52,12 @@ from pccl.stress.studies.storm.tape import (
     ReplicaStarted,
     ReplicaTrains,
     RoundDone,
+    StateSynced,
     StormBegan,
     TapeEvent,
     of_fault,
 )
-from pccl.stress.studies.storm.work import StormWork
+from pccl.stress.studies.storm.work import StormWork, state_digest
 from pccl.stress.timeline import FaultKind
 
 LIVES_MAX = 1000
@@ -112,10 +114,15 @@ class SimulatedStorm:
 
 
 class SimulatedCommunicator:
-    """The calls of the asyncio communicator, on the engine of a simulated process."""
+    """The calls of the asyncio communicator, on the engine of a simulated process.
 
-    def __init__(self, process: PeerProcess) -> None:
-        self._process, self._engine = process, process.engine
+    Args:
+        process: the process.
+        synced: called with the shared state after each synchronization.
+    """
+
+    def __init__(self, process: PeerProcess, synced: Callable[[pccl.SharedState], None]) -> None:
+        self._process, self._engine, self._synced = process, process.engine, synced
 
     @property
     def peer_id(self) -> int:
@@ -152,9 +159,13 @@ class SimulatedCommunicator:
         needed = check_quorum(options.get("quorum"), options.get("grace_s", "auto"))
         await self._engine.round(RunRequest(RoundKind.UPDATE_TOPOLOGY, None, needed))
 
-    async def sync_shared_state(self, *arguments: Any, **options: Any) -> SharedStateSyncInfo:
+    async def sync_shared_state(
+        self, state: pccl.SharedState, **options: Any
+    ) -> SharedStateSyncInfo:
         """Make the shared states equal."""
-        return await self._engine.sync(sync_request(*arguments, **options))
+        info = await self._engine.sync(sync_request(state, **options))
+        self._synced(state)
+        return info
 
     async def all_reduce(self, *arguments: Any, **options: Any) -> ReduceInfo:
         """Reduce over all members."""
@@ -234,7 +245,7 @@ class SimulatedReplica:
         self._trainer = LocalTrainer(
             timing, self._local.parts, timing.mixing(None), self._now_s, eager=training.eager
         )
-        self._comm = SimulatedCommunicator(process)
+        self._comm = SimulatedCommunicator(process, self._note_state)
         self._calls = ReplicaCalls(
             self._comm, self._outer, timing, 1, compression, guard=pccl.Guard(),
             quorum=QuorumOptions(training.quorum, training.grace_s), clock=self._now_s,
@@ -330,6 +341,10 @@ class SimulatedReplica:
             case Pause(seconds, _):
                 await self._program.sleep(round(seconds * NS_PER_S))
                 return False
+
+    def _note_state(self, state: pccl.SharedState) -> None:
+        run, content = self._process.run.hex(), state_digest(state)
+        self._tape.append(StateSynced(self._at_s, self._index, run, state.revision, content))
 
     def _hear_of(self, news: JointNews) -> None:
         what = news.what

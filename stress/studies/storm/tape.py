@@ -94,6 +94,23 @@ class RoundDone:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSynced:
+    """A replica has synchronized its outer parameters, as after each round.
+
+    Attributes:
+        run: names the run.
+        revision: revision of the shared state; each one of a run has one content.
+        digest: digest of the outer parameters, and of all else that the members share.
+    """
+
+    at: float
+    index: int
+    run: str
+    revision: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class HeldOutLoss:
     """The outer parameters after a round have this loss on held-out text, in nats per byte.
 
@@ -148,6 +165,7 @@ TapeEvent: TypeAlias = (
     | ReplicaAway
     | ReplicaTrains
     | RoundDone
+    | StateSynced
     | HeldOutLoss
     | ReplicaDone
 )

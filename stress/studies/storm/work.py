@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from gpt.model import GPT, Shape
+import pccl
+from gpt.model import GPT, Shape, digest
 from gpt.optimizers import make_inner
 from gpt.text import Text, load
 from pccl.stress.studies.storm.storm import HEADS, StormTraining
@@ -86,6 +87,12 @@ class StormWork:
         assert self._scratch is not None
         load_into(self._scratch)
         return evaluate(self._scratch, self._held_out)
+
+
+def state_digest(state: pccl.SharedState) -> str:
+    """Return a digest of all tensors that are equal on all members."""
+    shared = [one for one in state.tensor_infos if not one.allow_content_inequality]
+    return digest(torch.as_tensor(one.tensor) for one in shared)
 
 
 @torch.no_grad()

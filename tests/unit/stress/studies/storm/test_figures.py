@@ -24,6 +24,7 @@ from pccl.stress.studies.storm.tape import (
     ReplicaStarted,
     ReplicaTrains,
     RoundDone,
+    StateSynced,
     StormBegan,
     TapeEvent,
 )
@@ -197,6 +198,7 @@ def test_a_storm_must_last_for_two_rounds() -> None:
     [
         ([(5, "a"), (5, "a"), (6, "b")], True),
         ([(5, "a"), (5, "b")], False),
+        ([(5, "a"), (6, "b")], False),
         ([], False),
     ],
 )
@@ -205,6 +207,25 @@ def test_replicas_that_end_after_the_same_round_are_equal(
 ) -> None:
     ends: list[TapeEvent] = [ReplicaDone(160, n, *one) for n, one in enumerate(ended)]
     assert figures_of(storm(), [*WHOLE, *ends]).is_equal is equal
+
+
+@pytest.mark.parametrize(
+    ("synced", "equal"),
+    [
+        ([(0, "run", 4, "a"), (1, "run", 4, "a"), (1, "run", 5, "b")], True),
+        ([(0, "run", 4, "a"), (1, "run", 4, "b")], False),
+        ([(0, "run", 4, "a"), (1, "run", 4, "a"), (1, "run", 4, "b")], False),
+        ([(0, "run", 4, "a"), (1, "another", 4, "b"), (1, "run", 5, "c")], False),
+    ],
+    ids=["equal", "different", "one changed", "nothing to compare"],
+)
+def test_replicas_are_equal_after_the_same_synchronization(
+    synced: list[tuple[int, str, int, str]], *, equal: bool
+) -> None:
+    """Although each ends after another round."""
+    events: list[TapeEvent] = [StateSynced(120, *one) for one in synced]
+    events += [ReplicaDone(160, n, n, f"{n}") for n in range(3)]
+    assert figures_of(storm(), [*WHOLE, *events]).is_equal is equal
 
 
 def test_the_loss_stands_beside_the_steps_in_the_model() -> None:
