@@ -210,6 +210,7 @@ FAILED_ONCE = {
         11602,  # a synchronization was missed in a view that its caller never saw
         10037,  # a newcomer took results from before its admission for missed ones
         10522,  # a late member went on in a later view before it knew what it lacked
+        806024,  # the second master after one whose decisions were settled forgot its own
         11176,  # a checker forgot that a late process may hold other contents
         244,  # a checker did not know that a reason names three missing links at most
     ),

@@ -205,6 +205,7 @@ class ControlConnection:
             raise errors.RemoteProtocolError(func="control", reason="invalid or outdated Resumed")
         if (message.term, message.incumbent) != (own.term, own.incumbent):
             self._heartbeats.follows_another()
+            self._finals.follows_another()
             if self.join is not None:
                 self.join.has_returned = True
         own.term, own.incumbent = message.term, message.incumbent

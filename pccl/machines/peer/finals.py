@@ -152,6 +152,13 @@ class SeenFinals:
         if place >= self._settled and place:
             self._seen[place] = final
 
+    def follows_another(self) -> None:
+        """Keep all decisions from now on, until this peer's new master calls them settled.
+
+        That master does not know decisions that all members have, and may use their places again.
+        """
+        self._settled = 0
+
     def settle(self, sequence: int) -> None:
         """Forget decisions before place ``sequence``, because all members have them."""
         if sequence <= self._settled:

@@ -136,6 +136,18 @@ def test_outcomes_and_answers_are_kept_until_they_are_settled() -> None:
     assert not [m for m in finds_another(peer) if isinstance(m, msg.KnownOutcome | msg.KnownAnswer)]
 
 
+def test_another_master_may_use_the_places_of_settled_decisions_again() -> None:
+    """It may die after it has told a decision to this peer only."""
+    peer = member()
+    peer.do(ev.ReduceCall(9, 5, SUM))
+    peer.do(msg.MasterHeartbeat(0, 7))
+    finds_another(peer)
+    peer.do(msg.Resumed(2, NEXT))
+    told = ended(op(), AbortCause.WITHDRAWN, sequence=1)
+    peer.do(told)
+    assert msg.KnownOutcome(told) in finds_another(peer)
+
+
 def test_what_a_closed_view_has_decided_is_not_kept() -> None:
     peer = member()
     peer.do(ev.ReduceCall(10, 5, SUM))
