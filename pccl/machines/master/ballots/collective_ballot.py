@@ -110,9 +110,15 @@ class CollectiveBallot(Ballot):
 
     @property
     def kept_digest(self) -> bytes:
-        """The content digest of a committed result that participants keep for late members."""
+        """The content digest of a committed result that participants keep for late members.
+
+        It is empty, too, if late members would not learn with which weights it was computed.
+        """
         asked = next(iter(self._descriptors.values()), None)
         if not self.left_out or asked is None or not is_kept_for_late(asked):
+            return b""
+        unknown = asked.weighted and len(self.weights) < len(self.participants)
+        if unknown or (asked.guard is not None and self._inherited):
             return b""
         return next(iter(self._digests.values()), b"")
 
