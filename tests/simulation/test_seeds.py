@@ -148,6 +148,7 @@ CAUGHT_IN_MIX = {
     "damage_unnoticed": ("corruption", 5),
     "damaged_messages_believed": ("corruption", 29),
     "late_sync_never_given_up": ("quorum", 10),
+    "late_syncs_not_asked_for_handles": ("quorum", 800764),
     "late_values_unverified": ("quorum", 2),
     "late_weights_forgotten": ("quorum", 37),
     "left_out_not_told": ("quorum", 27),
