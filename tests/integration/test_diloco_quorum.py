@@ -174,7 +174,7 @@ def test_one_run_after_another_in_the_same_process() -> None:
     """With another master, the second run begins anew, and needs nothing of the first one."""
     for _ in range(2):
         peers = Peers()
-        trained = Group(peers, 4, sync_every=10, grace_s=GRACE_S).train()
+        trained = Group(peers, 4, sync_every=10, grace_s=60.0).train()
         peers.close()
         assert [one.rounds[0].number for one in trained] == [1] * REPLICAS
         assert all(one.averaged == one.steps for one in trained)
@@ -194,7 +194,7 @@ with DiLoCo(
     model, inner=inner, comm=comm, outer=outer, sync_every=5, min_peers=3, quorum=2, grace_s=60.0
 ) as optimizer:
     optimizer.join()
-    for _ in range(15):
+    while optimizer.round < 3:
         model.weight.grad = torch.ones(1, 1)
         optimizer.step()
     optimizer.finish()
@@ -203,8 +203,11 @@ print(optimizer.outer_steps, model.weight.item())
 
 
 def test_launched_replicas_with_a_quorum() -> None:
-    """The grace is long, so all are in all rounds."""
+    """The grace is long, so all are in all rounds, perhaps with fewer steps than others."""
     command = (*PCCL, "launch", "-n", "3", "--", sys.executable, "-c", LAUNCHED)
     done = run_to_end(*command, env=environment_with())
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"[p{n}] 3 -15.0" for n in range(3)]
+    told = [line.split() for line in sorted(done.stdout.splitlines())]
+    assert [line[:2] for line in told] == [[f"[p{n}]", "3"] for n in range(3)]
+    (value,) = {float(line[2]) for line in told}
+    assert -15.0 <= value < 0.0
