@@ -16,9 +16,9 @@ from pccl.stress.studies.storm.tape import (
     ReplicaDone,
     ReplicaKilled,
     ReplicaStarted,
+    ReplicaSynced,
     ReplicaTrains,
     RoundDone,
-    StateSynced,
     StormBegan,
     TapeEvent,
 )
@@ -278,7 +278,7 @@ def _are_equal(events: Iterable[TapeEvent]) -> bool:
     digests = defaultdict[object, dict[int, set[str]]](lambda: defaultdict(set))
     for one in events:
         match one:
-            case StateSynced():
+            case ReplicaSynced():
                 digests[one.run, one.revision][one.index].add(one.digest)
             case ReplicaDone():
                 digests[one.number][one.index].add(one.digest)

@@ -26,9 +26,9 @@ from pccl.stress.studies.storm.tape import (
     ReplicaDone,
     ReplicaKilled,
     ReplicaStarted,
+    ReplicaSynced,
     ReplicaTrains,
     RoundDone,
-    StateSynced,
 )
 from pccl.stress.studies.storm.work import StormWork, state_digest
 
@@ -49,7 +49,7 @@ class StormCommunicator(pccl.Communicator):
         lineage = state.lineage
         assert lineage is not None
         run, content = lineage.run.hex(), state_digest(state)
-        tell(StateSynced(time.monotonic(), self.index, run, state.revision, content))
+        tell(ReplicaSynced(time.monotonic(), self.index, run, state.revision, content))
         return info
 
 

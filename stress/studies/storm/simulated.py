@@ -50,9 +50,9 @@ from pccl.stress.studies.storm.tape import (
     ReplicaDone,
     ReplicaKilled,
     ReplicaStarted,
+    ReplicaSynced,
     ReplicaTrains,
     RoundDone,
-    StateSynced,
     StormBegan,
     TapeEvent,
     of_fault,
@@ -344,7 +344,7 @@ class SimulatedReplica:
 
     def _note_state(self, state: pccl.SharedState) -> None:
         run, content = self._process.run.hex(), state_digest(state)
-        self._tape.append(StateSynced(self._at_s, self._index, run, state.revision, content))
+        self._tape.append(ReplicaSynced(self._at_s, self._index, run, state.revision, content))
 
     def _hear_of(self, news: JointNews) -> None:
         what = news.what

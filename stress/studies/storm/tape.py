@@ -94,7 +94,7 @@ class RoundDone:
 
 
 @dataclass(frozen=True, slots=True)
-class StateSynced:
+class ReplicaSynced:
     """A replica has synchronized its outer parameters, as after each round.
 
     Attributes:
@@ -165,7 +165,7 @@ TapeEvent: TypeAlias = (
     | ReplicaAway
     | ReplicaTrains
     | RoundDone
-    | StateSynced
+    | ReplicaSynced
     | HeldOutLoss
     | ReplicaDone
 )

@@ -22,9 +22,9 @@ from pccl.stress.studies.storm.tape import (
     ReplicaDone,
     ReplicaKilled,
     ReplicaStarted,
+    ReplicaSynced,
     ReplicaTrains,
     RoundDone,
-    StateSynced,
     StormBegan,
     TapeEvent,
 )
@@ -223,7 +223,7 @@ def test_replicas_are_equal_after_the_same_synchronization(
     synced: list[tuple[int, str, int, str]], *, equal: bool
 ) -> None:
     """Although each ends after another round."""
-    events: list[TapeEvent] = [StateSynced(120, *one) for one in synced]
+    events: list[TapeEvent] = [ReplicaSynced(120, *one) for one in synced]
     events += [ReplicaDone(160, n, n, f"{n}") for n in range(3)]
     assert figures_of(storm(), [*WHOLE, *events]).is_equal is equal
 
