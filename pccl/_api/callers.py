@@ -16,7 +16,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from pccl.runtime.calls import AWAITED, Awaited
@@ -75,6 +75,12 @@ class Callers:
             yield work
         finally:
             works.remove(work)
+
+    def waiting(self, caller: Caller, work: JointWork) -> AbstractContextManager[object]:
+        """Record the same of a caller that waits for a handle; one that never called is none."""
+        record = self._records.get(id(caller))
+        is_known = record is not None and record.caller() is caller
+        return self.inside(caller, work) if is_known else nullcontext()
 
     def all_blocked(self) -> bool:
         """Whether every living caller waits for what the members decide. I/O thread.

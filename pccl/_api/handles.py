@@ -84,7 +84,7 @@ class AsyncReduceHandle:
         """
         limit_s = check_timeout(timeout_s)
         if self._outcome is None:
-            with self._session.callers.inside(threading.current_thread(), self._joint):
+            with self._session.callers.waiting(threading.current_thread(), self._joint):
                 self._wait(limit_s)
         return self._told()
 
@@ -101,7 +101,7 @@ class AsyncReduceHandle:
             task = asyncio.current_task()
             assert task is not None
             try:
-                with self._session.callers.inside(task, self._joint):
+                with self._session.callers.waiting(task, self._joint):
                     await ended(question.finished)
             finally:
                 self._leave(question)

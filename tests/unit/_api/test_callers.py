@@ -174,6 +174,17 @@ def test_of_two_that_are_inside_one_has_an_answer_that_it_does_not_know_of_yet()
             assert callers.all_blocked()
 
 
+def test_who_only_waits_for_handles_is_no_caller() -> None:
+    callers, me = Callers(), threading.current_thread()
+    with callers.waiting(me, Work()):
+        assert not callers.all_blocked()
+    assert len(callers) == 0
+    callers.note(me)
+    with callers.waiting(me, Work()):
+        assert callers.all_blocked()
+    assert not callers.all_blocked()
+
+
 def test_two_wait_for_one_handle() -> None:
     callers, handle = Callers(), Work()
     with (
