@@ -13,11 +13,12 @@ import pytest
 
 import pccl
 from pccl import ErrorFeedback, QuantizationOptions, ReduceInfo, ReduceOp
-from pccl.errors import OutcomeUnknown, ResyncRequired
+from pccl.errors import CollectiveAborted, OutcomeUnknown, ResyncRequired
 from pccl.runtime.hashing import hash_here
 from pccl.state.digests import piece_digest
 from tests.integration.conftest import Array, Run, results_of
 from tests.support.insides import engine_of
+from tests.support.members import Call, grow, pair_at
 from tests.support.patience import LIMIT_S, patient
 
 COUNT = 50_000
@@ -308,3 +309,36 @@ def test_shared_state_is_synchronized_without_a_member_that_has_the_same(sleeper
         state.revision += 1
     infos = results_of([sleeper.run.start(sync, rank) for rank in range(3)])
     assert {len(info.members) for info in infos} == {3}
+
+
+def test_a_late_synchronization_gives_way_to_members_that_wait_for_handles() -> None:
+    """Only they have the state that it waits for, and they wait for a call of its member."""
+    made = threading.Barrier(3)
+
+    def train(member: pccl.Communicator) -> None:
+        grow(member, 3)
+        member.all_reduce(values_of(0), np.zeros(COUNT, np.float32), **SOON)
+        made.wait()
+        handles = [member.all_reduce_async(np.ones(3), tag=tag) for tag in (1, 2)]
+        handles[0].result()
+
+    def come_late(member: pccl.Communicator) -> None:
+        member.connect()
+        made.wait()
+        with pytest.raises(ResyncRequired):  # this is another call, so it lacks their result
+            member.barrier()
+        state = pccl.SharedState([pccl.TensorInfo.from_numpy(np.arange(9.0), "w")])
+        with pytest.raises(ResyncRequired):
+            member.sync_shared_state(state, **SOON)
+
+    timing = pccl.Timing(heartbeat_s=0.05, tick_s=0.02, lockstep_s=0.3)
+    with pccl.MasterNode("127.0.0.1:0", timing=timing) as master:
+        awake = Call(pair_at, master.address, timing=timing).result()
+        late = pccl.Communicator(master.address, timing=timing)
+        calls = [Call(train, member) for member in awake]  # in threads that make no other calls
+        Call(come_late, late).result()
+        late.close()
+        for call in calls:
+            assert isinstance(call.exception(), CollectiveAborted)
+        for member in awake:
+            member.close()
