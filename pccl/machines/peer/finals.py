@@ -131,7 +131,7 @@ class SeenFinals:
         """Keep an outcome or answer that the master sent, perhaps for the second time."""
         if final.roster_version > self._membership.ratified:
             self._membership.ratify(final.roster_version)
-        known = self._seen.get(final.sequence)
+        known = self._known(final)
         expected = known.expected if known is not None else NOTHING_EXPECTED
         self._keep(_Final(final, told=True, expected=expected))
 
@@ -142,10 +142,15 @@ class SeenFinals:
             raise errors.RemoteProtocolError(
                 func="control", reason="the master proposed no decision, or two in one message"
             )
-        known = self._seen.get(final.sequence)
+        known = self._known(final)
         told = known is not None and known.told
         self._keep(_Final(final, told, message.expected))
         return message.place
+
+    def _known(self, final: msg.OperationEnded | msg.RoundClosed) -> _Final | None:
+        """Return the same decision, if it is kept; another master may have reused its place."""
+        known = self._seen.get(final.sequence)
+        return known if known is not None and _subject(known.final) == _subject(final) else None
 
     def _keep(self, final: _Final) -> None:
         place = final.final.sequence
@@ -178,3 +183,7 @@ class SeenFinals:
         """Forget all decisions, because this peer leaves the run."""
         self._seen.clear()
         self._settled = 0
+
+
+def _subject(final: msg.OperationEnded | msg.RoundClosed) -> OperationId | RoundId:
+    return final.operation if isinstance(final, msg.OperationEnded) else final.round

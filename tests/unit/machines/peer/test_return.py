@@ -148,6 +148,17 @@ def test_another_master_may_use_the_places_of_settled_decisions_again() -> None:
     assert msg.KnownOutcome(told) in finds_another(peer)
 
 
+def test_a_decision_takes_nothing_over_from_another_one_at_its_place() -> None:
+    peer = member()
+    peer.do(ev.ReduceCall(9, 5, SUM))
+    peer.do(ended(op(), AbortCause.WITHDRAWN, sequence=1))
+    finds_another(peer)
+    peer.do(msg.Resumed(2, NEXT))
+    later = ended(op(1), AbortCause.WITHDRAWN, sequence=1)
+    peer.do(msg.Proposed(1, later, None))
+    assert msg.KnownOutcome(later, told=False) in finds_another(peer)
+
+
 def test_what_a_closed_view_has_decided_is_not_kept() -> None:
     peer = member()
     peer.do(ev.ReduceCall(10, 5, SUM))
