@@ -196,6 +196,8 @@ class Results:
         self._kept: deque[tuple[StateMemory, bytes]] = deque()
         """Each kept result with its encoded announcement, the oldest first."""
         self._kept_bytes = 0
+        self._hashing_bytes = 0
+        """Size of the copies that are not announced yet."""
 
     def watch(self, peer: PeerId, sender: StateSender) -> None:
         """Announce kept and future results to a newcomer. A second call changes nothing.
@@ -230,14 +232,17 @@ class Results:
     ) -> ResultCopy | None:
         """Count a committed result; if a newcomer watches a synchronized state, return a copy.
 
-        The caller hashes it, and announces it then.
+        The caller hashes it, and announces it then. While it has too much to hash, there is no
+        copy, and a newcomer that misses it fetches the state instead.
         """
         index, self._index = self._index, self._index + 1
         self.forget([peer for peer, sender in self._watchers.items() if _is_behind(peer, sender)])
-        if not self._watchers or not self._content:
+        busy = self._hashing_bytes > KEPT_BYTES_MAX
+        if busy or not self._watchers or not self._content:
             return None
         values = np.ascontiguousarray(result.copy())
         memory = result_memory(str(operation), values, dtype)
+        self._hashing_bytes += memory.layout.nbytes
         news = ResultNews(
             self._content, index, operation, dtype, values.size, b"", contributors, weights
         )
@@ -245,9 +250,10 @@ class Results:
 
     def announce(self, copy: ResultCopy) -> None:
         """Announce a copy that has been hashed, unless no newcomer watches any more."""
+        memory = copy.memory
+        self._hashing_bytes -= memory.layout.nbytes
         if not self._watchers:
             return
-        memory = copy.memory
         news = replace(copy.news, digest=memory.piece_map.digest(may_differ=False)).pack()
         self._kept.append((memory, news))
         self._kept_bytes += memory.layout.nbytes

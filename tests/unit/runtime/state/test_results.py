@@ -68,6 +68,20 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene()
 
 
+def test_copies_that_wait_for_their_hashes_take_bounded_memory(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pccl.runtime.state.results.KEPT_BYTES_MAX", 2)
+    scene.watch(QUICK)
+    copies = [scene.copy() for _ in range(5)]
+    assert [copy is not None for copy in copies] == [True, True, True, False, False]
+    for copy in copies[:3]:
+        assert copy is not None
+        hash_here(copy.memory, range(1))
+        scene.results.announce(copy)
+    assert scene.copy() is not None
+
+
 def test_a_watcher_that_does_not_read_takes_bounded_memory(scene: Scene) -> None:
     scene.watch(SLOW)
     scene.commit()
