@@ -275,17 +275,14 @@ def _ends(storm: Storm, events: Iterable[TapeEvent]) -> float:
 
 def _are_equal(events: Iterable[TapeEvent]) -> bool:
     """Whether replicas had equal bits at equal points, of which there is one at least."""
-    digests = defaultdict[object, dict[int, set[str]]](lambda: defaultdict(set))
+    digests, replicas = defaultdict[object, set[str]](set), defaultdict[object, set[int]](set)
     for one in events:
-        match one:
-            case ReplicaSynced():
-                digests[one.run, one.revision][one.index].add(one.digest)
-            case ReplicaDone():
-                digests[one.number][one.index].add(one.digest)
-            case _:
-                pass
-    compared = [by_replica for by_replica in digests.values() if len(by_replica) > 1]
-    return bool(compared) and all(len(set[str]().union(*one.values())) == 1 for one in compared)
+        if isinstance(one, ReplicaSynced | ReplicaDone):
+            point = (one.run, one.revision) if isinstance(one, ReplicaSynced) else one.number
+            digests[point].add(one.digest)
+            replicas[point].add(one.index)
+    was_compared = any(len(known) > 1 for known in replicas.values())
+    return was_compared and all(len(known) == 1 for known in digests.values())
 
 
 def _steps_in_partitions(
