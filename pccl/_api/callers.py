@@ -15,34 +15,15 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
-from pccl.runtime.calls import AWAITED, Awaited
-
-_T = TypeVar("_T")
+from pccl.runtime.calls import JointWork
 
 THREADS = "/proc/self/task"
 
 Caller = threading.Thread | asyncio.Task[Any]
-
-
-class JointWork:
-    """What a joint call does on the I/O thread, or the wait for a handle."""
-
-    def __init__(self) -> None:
-        self._awaited = Awaited()
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether the work has begun, and waits for what the members decide. I/O thread."""
-        return self._awaited.all_undecided()
-
-    async def do(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Do the work, in a task of its own. I/O thread."""
-        AWAITED.set(self._awaited)
-        return await work()
 
 
 class _Record:
@@ -77,7 +58,11 @@ class Callers:
             works.remove(work)
 
     def waiting(self, caller: Caller, work: JointWork) -> AbstractContextManager[object]:
-        """Record the same of a caller that waits for a handle; one that never called is none."""
+        """Record that a caller waits for a handle.
+
+        A thread or task that never made a call is ignored. If a caller awaits a handle in a task of
+        that task, the caller counts as free.
+        """
         record = self._records.get(id(caller))
         is_known = record is not None and record.caller() is caller
         return self.inside(caller, work) if is_known else nullcontext()

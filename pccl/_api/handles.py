@@ -16,10 +16,10 @@ import weakref
 from collections.abc import Generator
 from typing import Any
 
-from pccl._api.callers import JointWork
 from pccl._api.session import Session
 from pccl.checks import check_timeout
 from pccl.errors import PCCLError, Result, named
+from pccl.runtime.calls import JointWork
 from pccl.runtime.io_thread import INTERRUPT_POLL_S, Submission, ended
 from pccl.runtime.requests import ReduceInfo
 
@@ -83,9 +83,11 @@ class AsyncReduceHandle:
             PCCLError: the errors of ``all_reduce``.
         """
         limit_s = check_timeout(timeout_s)
-        if self._outcome is None:
+        if self._outcome is None and limit_s is None:
             with self._session.callers.waiting(threading.current_thread(), self._joint):
-                self._wait(limit_s)
+                self._wait(None)
+        elif self._outcome is None:
+            self._wait(limit_s)  # it may go on without the other members
         return self._told()
 
     def __await__(self) -> Generator[Any, None, ReduceInfo]:

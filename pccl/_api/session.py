@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pccl._api.callers import Caller, Callers, JointWork
+from pccl._api.callers import Caller, Callers
 from pccl._api.evidence import Evidence
 from pccl._api.recording import Recording
 from pccl._api.reports import Status, status_of
@@ -25,6 +25,7 @@ from pccl.observe.logs import log_events
 from pccl.observe.metrics_server import Served
 from pccl.observe.peer_metrics import PeerMetrics
 from pccl.protocol.types import PeerId, Roster
+from pccl.runtime.calls import JointWork
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.hashing import PooledHasher

@@ -295,7 +295,7 @@ class OutcomeQuery:
 
 @dataclass(frozen=True, slots=True)
 class BlockedReply:
-    """Answer to ``BlockedQuery``; a member that has an open handle may go on, so it is free."""
+    """Answer to ``BlockedQuery``: no, too, while a handle is open or its outcome is unread."""
 
     query: U32
     """0: nobody asked; a late member makes calls again."""

@@ -8,7 +8,7 @@ for the outcome later. ``Calls`` keeps a launched call until the program can no 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from copy import copy
@@ -55,9 +55,10 @@ from pccl.telemetry.stream import EventStream
 
 LEFT = "the caller left"
 _ErrorT = TypeVar("_ErrorT", bound=Exception)
+_T = TypeVar("_T")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class OpenCall:
     """The state of one call."""
 
@@ -120,27 +121,36 @@ class OpenCall:
         )
 
 
-class Awaited:
-    """The calls of a machine that one piece of work waits for; its context holds ``AWAITED``."""
+class JointWork:
+    """What one joint call of a program, or its wait for a handle, does in the engine.
+
+    It knows the calls of the machine that it waits for, also in tasks of its own.
+    """
 
     def __init__(self) -> None:
-        self._calls: list[OpenCall] = []
+        self._awaited: list[OpenCall] = []
 
-    def all_undecided(self) -> bool:
+    @property
+    def is_undecided(self) -> bool:
         """Whether the work waits for calls, and none of them has an outcome. I/O thread."""
-        return bool(self._calls) and not any(call.future.done() for call in self._calls)
+        return bool(self._awaited) and not any(call.future.done() for call in self._awaited)
+
+    async def do(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Do the work, in a task of its own. I/O thread."""
+        JOINT_WORK.set(self)
+        return await work()
 
     @contextmanager
-    def wait_for(self, call: OpenCall) -> Generator[None]:
-        """Count ``call`` among them meanwhile."""
-        self._calls.append(call)
+    def waits_for(self, call: OpenCall) -> Generator[None]:
+        """Record that the work waits for ``call`` inside this context."""
+        self._awaited.append(call)
         try:
             yield
         finally:
-            self._calls.remove(call)
+            self._awaited.remove(call)
 
 
-AWAITED: ContextVar[Awaited | None] = ContextVar("AWAITED", default=None)
+JOINT_WORK: ContextVar[JointWork | None] = ContextVar("JOINT_WORK", default=None)
 
 
 class Calls:
@@ -154,7 +164,7 @@ class Calls:
         names: names of the peers that errors mention.
 
     Attributes:
-        awaited: what work outside of an ``AWAITED`` context waits for.
+        work: all work outside of a ``JOINT_WORK`` context.
         bug: error that new calls raise after the machine broke down; None: the machine works.
     """
 
@@ -177,7 +187,7 @@ class Calls:
         self._launched: dict[int, OpenCall] = {}
         """Launched calls by ticket."""
         self._last = 0
-        self.awaited = Awaited()
+        self.work = JointWork()
         self.bug: errors.LocalProtocolError | None = None
 
     def __iter__(self) -> Iterator[OpenCall]:
@@ -247,7 +257,7 @@ class Calls:
                 self._end(number)
 
     def _waiting_for(self, call: OpenCall) -> AbstractContextManager[None]:
-        return (AWAITED.get() or self.awaited).wait_for(call)
+        return (JOINT_WORK.get() or self.work).waits_for(call)
 
     def left_committed(self, info: ReduceInfo, lent: Iterable[Operand | None]) -> None:
         """Restore the inputs of a caller that missed a committed operation; inform the machine.

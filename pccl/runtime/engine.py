@@ -191,7 +191,7 @@ class PeerEngine:
             port_mapping.on_changed = self._on_port_mapping
         self._reporter = PeerReporter(self.events, self.names, self.recorder, self._timing)
         self._posted: dict[OperationId, int] = {}
-        self._callers_blocked = options.callers_blocked or self.calls.awaited.all_undecided
+        self._callers_blocked = options.callers_blocked or (lambda: self.calls.work.is_undecided)
         self._has_been_member = False
         self._queue: deque[PeerEvent] = deque()
         self._busy = False

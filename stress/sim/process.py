@@ -297,7 +297,7 @@ class PeerProcess:
         self.engine.events.listen(self._hear)
 
     def _callers_blocked(self) -> bool:
-        return self.engine.calls.awaited.all_undecided() and not self.napping
+        return self.engine.calls.work.is_undecided and not self.napping
 
     @property
     def alive(self) -> bool:

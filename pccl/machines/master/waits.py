@@ -84,8 +84,10 @@ class Waits:
                 peer.waited_for_ns = self._outbox.now_ns
 
     def answered(self, peer: RegisteredPeer, reply: msg.BlockedReply) -> None:
-        """Record a member's answer: whether all its callers wait for other members."""
-        peer.blocked, peer.left_out = reply.blocked, False
+        """Record whether all callers of a member wait; without a query, it makes calls again."""
+        peer.blocked = reply.blocked
+        if not reply.query:
+            peer.left_out = False
         self.lockstep.answered(peer.id, reply.query, blocked=reply.blocked)
 
     def look(self) -> None:

@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
-from pccl._api.callers import Callers, JointWork
-from pccl.runtime.calls import AWAITED, OpenCall
+from pccl._api.callers import Callers
+from pccl.runtime.calls import JOINT_WORK, JointWork, OpenCall
 from tests.support.members import Call
 from tests.support.waiting import until
 
@@ -203,13 +203,12 @@ async def test_work_is_undecided_while_it_waits_for_calls_without_an_outcome() -
     joint, first, second = JointWork(), open_call(), open_call()
 
     async def work() -> None:
-        awaited = AWAITED.get()
-        assert awaited is not None
+        assert JOINT_WORK.get() is joint
         assert not joint.is_undecided, "it does something else"
-        with awaited.wait_for(first):
+        with joint.waits_for(first):
             await first.future
         assert not joint.is_undecided
-        with awaited.wait_for(second), suppress(ValueError):
+        with joint.waits_for(second), suppress(ValueError):
             await second.future
 
     assert not joint.is_undecided, "it has not begun"
@@ -224,16 +223,15 @@ async def test_work_is_undecided_while_it_waits_for_calls_without_an_outcome() -
     assert not joint.is_undecided
     await task
     assert not joint.is_undecided
-    assert AWAITED.get() is None
+    assert JOINT_WORK.get() is None
 
 
 async def test_work_whose_parts_wait_in_tasks_of_their_own() -> None:
     joint, calls = JointWork(), [open_call(), open_call()]
 
     async def part(call: OpenCall) -> None:
-        awaited = AWAITED.get()
-        assert awaited is not None
-        with awaited.wait_for(call):
+        assert JOINT_WORK.get() is joint
+        with joint.waits_for(call):
             await call.future
 
     async def work() -> None:

@@ -290,7 +290,8 @@ class OpenBallots:
         elected: Elected | None = None
         digest = b""
         if committed and isinstance(ballot, CollectiveBallot) and ballot.left_out:
-            weights, digest = ballot.weights, ballot.kept_digest
+            digest = ballot.kept_digest
+            weights = ballot.weights if digest else ()
         elif committed and isinstance(ballot, SyncBallot):
             elected = ballot.elected_without_all
         if committed and isinstance(ballot, CollectiveBallot):

@@ -269,7 +269,7 @@ def test_a_result_that_is_too_large_has_no_digest(count: int) -> None:
 @pytest.mark.parametrize(
     ("asked", "digest"), [(SUM, b"x"), (MEAN, b"x"), (GUARDED, b"")], ids=["sum", "mean", "guarded"]
 )
-def test_an_heir_does_not_know_which_weights_a_guard_has_set_to_zero(
+def test_a_new_master_does_not_know_which_weights_a_guard_has_set_to_zero(
     asked: Descriptor, digest: bytes
 ) -> None:
     made = CollectiveBallot(OPERATION, RING, A, 0, inherited=True)
@@ -280,7 +280,7 @@ def test_an_heir_does_not_know_which_weights_a_guard_has_set_to_zero(
     assert made.kept_digest == digest
 
 
-def test_an_heir_knows_the_weights_only_of_those_that_have_asked() -> None:
+def test_a_new_master_knows_the_weights_only_of_those_that_have_asked() -> None:
     made = CollectiveBallot(OPERATION, RING, A, 0, inherited=True)
     made.request(A, MEAN, 1, weight=1.0, participants=A_C)
     made.done(A, b"x", 1)
