@@ -217,8 +217,11 @@ class TrainingCheckers:
         self._done["round called off"] += any(
             one.line is not None and one.contents != contents for one in offered.values()
         )
-        self._lines += not steady
-        return steady.pop() if steady else self._lines
+        # Whoever brought the contents may have been lost since.
+        brought = [one for one in self._offered[operation].values() if one.contents == contents]
+        lines = steady or {one.line for one in brought if one.line is not None}
+        self._lines += not lines
+        return min(lines) if lines else self._lines
 
     def _is_abandoned(self, run: bytes, had: Contents) -> bool:
         """Whether members went on from older contents before, while no member had these."""
