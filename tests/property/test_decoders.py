@@ -832,8 +832,9 @@ NOT_FROM_OUTSIDE = {
     "stress/studies/quality/results.py read": "a file of the user; test_results",
     "stress/studies/quality/speeds.py speeds": "lines of the processes that it starts",
     "stress/studies/quality/speeds.py train": "what the command that starts it has written",
-    "stress/sim/scenarios/file.py load": "a file of the simulator; test_scenario_file",
     "stress/sim/scenarios/file.py _decode": "a file of the simulator; test_scenario_file",
+    "stress/sim/scenarios/file.py _parse": "a file of the simulator; test_scenario_file",
+    "stress/timeline.py read_file": "reads a file for others; test_timeline",
     "transports/tcp_socket.py measure_path": "the kernel's",
     "transports/local/socket_owner.py _inode": "the kernel's",
 }

@@ -8,7 +8,9 @@ databases", ACM Computing Surveys 1987, section 3).
 
 A member may have been released between its report and the verdict. So once a set has been
 stuck for ``lockstep_s``, the master asks each of its members again. A member answers after it has
-handled all earlier messages of the master, and has sent all its own earlier messages.
+handled all earlier messages of the master, and has sent all its own earlier messages. A member that
+answers that it is free, perhaps because it has an open handle, is in no set for a while. The others
+that have confirmed need not do so again.
 
 Pure state: ``Waits`` carries out the findings.
 """
@@ -16,13 +18,16 @@ Pure state: ``Waits`` carries out the findings.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, OperationId, PeerId, RoundId
 
 NO_CALL = "no call"
+
+_FREE_HOLDS = 2
+"""How many times ``lockstep_s`` a member counts as free after its answer, if it makes no call."""
 
 _CALLS_NAMED_MAX = 16
 """The most calls of one member that a message names; the message counts the rest."""
@@ -103,12 +108,20 @@ class LockstepWatch:
         """When each wait for calls was first seen."""
         self._next_report_ns: dict[_Alike, int] = {}
         self._case: _Case | None = None
+        self._free: dict[PeerId, tuple[int, list[RoundId | OperationId]]] = {}
+        """Member that has answered that it is free -> until when it counts as free; its waits."""
         self._last_query = 0
 
     def look(self, waits: Sequence[Wait], blocked: Iterable[PeerId], now_ns: int) -> list[Finding]:
         """Return what the master has to do about all present ``waits``."""
         alike = _alike(waits)
         findings: list[Finding] = list(self._reports(waits, alike, now_ns))
+        self._free = {
+            peer: (until_ns, subjects)
+            for peer, (until_ns, subjects) in self._free.items()
+            if now_ns < until_ns and subjects == _waits_of(peer, waits)
+        }
+        blocked = [peer for peer in blocked if peer not in self._free]
         stuck = stuck_members(blocked, [same[0] for same in alike.values()])
         involved = tuple(w for w in waits if any(peer in stuck for peer in w.requested))
         case = self._case
@@ -116,6 +129,8 @@ class LockstepWatch:
             self._case = None
         elif case is None or (case.stuck, case.waits) != (stuck, involved):
             self._case = _Case(stuck, involved, now_ns)
+            if case is not None and {*stuck} <= {*case.stuck} and {*involved} <= {*case.waits}:
+                self._case = replace(case, stuck=stuck, waits=involved)  # the rest is free
         elif case.confirmed.issuperset(stuck):
             self._case = None
             findings.append(_verdict(case))
@@ -127,15 +142,16 @@ class LockstepWatch:
         """Return when a round or operation was first seen to wait for calls; None: it was not."""
         return self._since_ns.get(subject)
 
-    def answered(self, peer: PeerId, query: int, *, blocked: bool) -> None:
+    def answered(self, peer: PeerId, query: int, now_ns: int, *, blocked: bool) -> None:
         """Record the answer of a member that was asked: whether it is still blocked."""
         case = self._case
         if case is None or case.query != query or peer not in case.stuck:
             return
         if blocked:
             case.confirmed.add(peer)
-        else:  # the next case has to last for ``lockstep_s`` again
-            self._case = None
+        else:
+            until_ns = now_ns + _FREE_HOLDS * self._hold_ns
+            self._free[peer] = until_ns, _waits_of(peer, case.waits)
 
     def _ask(self, case: _Case, now_ns: int) -> AskBlocked:
         """Ask members that have not answered: a query or answer may be lost with a connection."""
@@ -200,6 +216,10 @@ def stuck_members(blocked: Iterable[PeerId], waits: Sequence[Wait]) -> tuple[Pee
         if not released:
             return tuple(stuck)
         stuck = {peer: None for peer in stuck if peer not in released}
+
+
+def _waits_of(peer: PeerId, waits: Sequence[Wait]) -> list[RoundId | OperationId]:
+    return [wait.subject for wait in waits if peer in wait.requested]
 
 
 def calls_by_member(waits: Sequence[Wait]) -> dict[PeerId, str]:

@@ -88,7 +88,8 @@ class Waits:
         peer.blocked = reply.blocked
         if not reply.query:
             peer.left_out = False
-        self.lockstep.answered(peer.id, reply.query, blocked=reply.blocked)
+        now_ns = self._outbox.now_ns
+        self.lockstep.answered(peer.id, reply.query, now_ns, blocked=reply.blocked)
 
     def look(self) -> None:
         """Report, at a tick, long waits to the members, and end calls that cannot complete."""

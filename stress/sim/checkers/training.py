@@ -11,8 +11,7 @@
 * A process that ends with a period, and was not cut off since its last step, has no work left.
 * Every inner step of a live process counts once in each fragment. It is in the outer parameters
   that the process merged, in its work in flight, or in the difference of base and parameters. Or
-  the process dropped it by merging a round that was in flight during the step, as the mode allows,
-  or because a guard had excluded some of its work.
+  the process dropped it: by merging a round in flight, as the mode allows, or after a guard.
 * The weight of a contribution is that of the inner steps in it.
 """
 
@@ -204,7 +203,7 @@ class TrainingCheckers:
     def _line(
         self, who: str, operation: InRun, offered: dict[PeerId, Offered], contents: Contents
     ) -> int:
-        steady = {one.line for one in offered.values() if one.line is not None}
+        steady = {one.line for one in offered.values() if one.line}
         for peer, one in offered.items():
             had, now = _closed(one.contents), _closed(contents)
             if one.line is not None and contents not in (one.contents, had):
@@ -214,14 +213,12 @@ class TrainingCheckers:
                 raise Violation(f"{who}: {operation} reverted the contents of peer {peer}")
         if len(steady) > 1:
             raise Violation(f"{who}: steady members of {operation} have different lines {steady}")
-        self._done["round called off"] += any(
-            one.line is not None and one.contents != contents for one in offered.values()
-        )
-        # Whoever brought the contents may have been lost since.
+        called_off = any(one.line and one.contents != contents for one in offered.values())
+        self._done["round called off"] += called_off  # who brought the contents may be lost since
         brought = [one for one in self._offered[operation].values() if one.contents == contents]
-        lines = steady or {one.line for one in brought if one.line is not None}
+        lines = steady or {one.line for one in brought if one.line}
         self._lines += not lines
-        return min(lines) if lines else self._lines
+        return min(lines, default=self._lines)
 
     def _is_abandoned(self, run: bytes, had: Contents) -> bool:
         """Whether members went on from older contents before, while no member had these."""

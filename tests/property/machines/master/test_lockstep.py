@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from itertools import combinations
 
 from hypothesis import given, settings
@@ -77,23 +78,33 @@ class Judge:
         self.query: int | None = None
         """What they were asked since then."""
         self.confirmed: set[PeerId] = set()
+        self.free: dict[PeerId, tuple[int, list[RoundId | OperationId]]] = {}
+        """Who has said that it is free -> when, and what it waited for."""
         self.verdicts = 0
 
     def reply(self, peer: PeerId, query: int, *, blocked: bool) -> None:
-        self.watch.answered(peer, query, blocked=blocked)
+        self.watch.answered(peer, query, self.now_ns, blocked=blocked)
         if query == self.query and peer in self.stuck:
-            self.confirmed.add(peer)
-            if not blocked:
-                self._start_anew()
-                self.stuck = ()
+            if blocked:
+                self.confirmed.add(peer)
+            else:
+                self.free[peer] = self.now_ns, self._waits_of(peer, self.involved)
 
     def look(self) -> None:
         findings = self.watch.look(self.waits, self.blocked, self.now_ns)
-        stuck = stuck_members(self.blocked, self.waits)
+        self.free = {
+            peer: (since_ns, own)
+            for peer, (since_ns, own) in self.free.items()
+            if self.now_ns - since_ns < 2 * SECOND and own == self._waits_of(peer, self.waits)
+        }
+        blocked = [peer for peer in self.blocked if peer not in self.free]
+        stuck = stuck_members(blocked, self.waits)
         involved = tuple(w for w in self.waits if set(w.requested) & set(stuck))
         if (stuck, involved) != (self.stuck, self.involved):
+            fewer = set(stuck) <= set(self.stuck) and set(involved) <= set(self.involved)
             self.stuck, self.involved = stuck, involved
-            self._start_anew()
+            if not (stuck and fewer):  # else these were stuck as long
+                self._start_anew()
         for finding in findings:
             match finding:
                 case AskBlocked(query, silent):
@@ -113,6 +124,10 @@ class Judge:
                     assert wait in self.waits
                     assert wait.missing
 
+    @staticmethod
+    def _waits_of(peer: PeerId, waits: Iterable[Wait]) -> list[RoundId | OperationId]:
+        return [wait.subject for wait in waits if peer in wait.requested]
+
     def _start_anew(self) -> None:
         self.since_ns = self.now_ns
         self.query = None
@@ -122,7 +137,10 @@ class Judge:
 @settings(max_examples=300)
 @given(SEEDS)
 def test_a_verdict_is_just(seed: int) -> None:
-    """It comes when the same was stuck for a second and all have confirmed it after that."""
+    """It comes when the same was stuck for a second and all have confirmed it after that.
+
+    Whoever has said that it is free is left out for two seconds, unless it makes another call.
+    """
     rng = random.Random(seed)
     judge = Judge()
     for _ in range(200):
@@ -149,7 +167,7 @@ def test_a_circle_that_stays_is_always_told(seed: int) -> None:
     for _ in range(rng.randint(0, 30)):
         now_ns += SECOND // 4
         watch.look([random_wait(rng, s) for s in SUBJECTS[:2]], PEERS, now_ns)
-        watch.answered(rng.choice(PEERS), rng.randint(0, 3), blocked=rng.random() < 0.5)
+        watch.answered(rng.choice(PEERS), rng.randint(0, 3), now_ns, blocked=rng.random() < 0.5)
     waits = [
         Wait(SUBJECTS[0], "update_topology", PEERS[:3], PEERS[3:]),
         Wait(SUBJECTS[2], "tag 0", PEERS[3:], PEERS[:3]),
@@ -163,5 +181,5 @@ def test_a_circle_that_stays_is_always_told(seed: int) -> None:
             if isinstance(finding, AskBlocked):
                 for peer in finding.peers:
                     if rng.random() < 0.5:
-                        watch.answered(peer, finding.query, blocked=rng.random() < 0.95)
+                        watch.answered(peer, finding.query, now_ns, blocked=rng.random() < 0.95)
     raise AssertionError("they wait for ever")

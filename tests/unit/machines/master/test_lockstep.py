@@ -112,7 +112,7 @@ class Watch:
     def answer(self, *peers: PeerId) -> None:
         """To the first question: they are blocked."""
         for peer in peers:
-            self.watch.answered(peer, 1, blocked=True)
+            self.watch.answered(peer, 1, 0, blocked=True)
 
     def ask(self, waits: tuple[Wait, ...] = CIRCLE, query: int = 1) -> None:
         """Get a circle to the point where its members were asked."""
@@ -146,7 +146,7 @@ def test_any_change_starts_anew() -> None:
         assert watch.look(widened, A, B) == []
     assert watch.look(widened, A, B) == [AskBlocked(2, (A, B))]
     for peer in (A, B):
-        watch.watch.answered(peer, 1, blocked=True)  # of the last case
+        watch.watch.answered(peer, 1, 0, blocked=True)  # of the last case
     assert watch.look(widened, A, B) == []
     assert watch.look((), A, B) == []
 
@@ -163,8 +163,35 @@ def test_a_member_that_was_released_starts_anew_also_if_it_is_blocked_again() ->
     watch = Watch()
     watch.ask()
     watch.answer(A)
-    watch.watch.answered(B, 1, blocked=False)
+    watch.watch.answered(B, 1, watch.now_ns, blocked=False)
+    for _ in range(7):  # two seconds
+        assert watch.look(CIRCLE, A, B) == []
     watch.ask(query=2)
+
+
+def test_a_member_that_is_free_does_not_save_the_others() -> None:
+    """It has an open handle, perhaps, but makes none of the calls that the others wait for."""
+    watch, waits = Watch(), (*CIRCLE, wait(operation(6), (C,), (A, B)))
+    for _ in range(4):
+        assert watch.look(waits, A, B, C) == []
+    assert watch.look(waits, A, B, C) == [AskBlocked(1, (A, B, C))]
+    watch.answer(A)
+    watch.watch.answered(C, 1, watch.now_ns, blocked=False)
+    assert watch.look(waits, A, B, C) == []
+    watch.answer(B)
+    (told,) = watch.look(waits, A, B, C)
+    assert told == Stuck((operation(5),), CIRCLE_IN_WORDS.format("tag 5"))
+
+
+def test_a_member_is_free_until_it_makes_another_call() -> None:
+    watch = Watch()
+    watch.ask()
+    watch.watch.answered(B, 1, watch.now_ns, blocked=False)
+    assert watch.look(CIRCLE, A, B) == []
+    moved = (CIRCLE[0], wait(operation(7), (B,), (A,)))
+    for _ in range(4):
+        assert watch.look(moved, A, B) == []
+    assert watch.look(moved, A, B) == [AskBlocked(2, (A, B))]
 
 
 def test_who_does_not_answer_is_asked_again() -> None:
@@ -180,15 +207,15 @@ def test_who_does_not_answer_is_asked_again() -> None:
 
 def test_answers_that_nobody_asked_for() -> None:
     watch = Watch()
-    watch.watch.answered(A, 0, blocked=True)
+    watch.watch.answered(A, 0, 0, blocked=True)
     for _ in range(4):
         assert watch.look(CIRCLE, A, B) == []
         for peer, query in ((A, 0), (B, 1), (C, 7)):
-            watch.watch.answered(peer, query, blocked=True)
+            watch.watch.answered(peer, query, 0, blocked=True)
     assert watch.look(CIRCLE, A, B) == [AskBlocked(1, (A, B))]
-    watch.watch.answered(C, 1, blocked=True)
-    watch.watch.answered(C, 1, blocked=False)  # a stranger disturbs nothing
-    watch.watch.answered(A, 2, blocked=False)  # nor does an answer to another question
+    watch.watch.answered(C, 1, 0, blocked=True)
+    watch.watch.answered(C, 1, 0, blocked=False)  # a stranger disturbs nothing
+    watch.watch.answered(A, 2, 0, blocked=False)  # nor does an answer to another question
     watch.answer(A, B)
     assert isinstance(watch.look(CIRCLE, A, B)[0], Stuck)
 
