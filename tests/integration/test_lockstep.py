@@ -97,7 +97,7 @@ def test_an_open_handle(pair: Pair) -> None:
 
 
 def test_waits_for_one_of_several_handles(pair: Pair) -> None:
-    """Whoever waits for a handle may stop to wait, so nobody is told of a mistake."""
+    """A caller may stop waiting for a handle, so no member is told of a mistake."""
     first, second = pair
     launches = [Call(first.all_reduce_async, np.ones(3), tag=tag) for tag in range(2)]
     handles = [launch.result() for launch in launches]

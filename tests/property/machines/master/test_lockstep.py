@@ -139,7 +139,7 @@ class Judge:
 def test_a_verdict_is_just(seed: int) -> None:
     """It comes when the same was stuck for a second and all have confirmed it after that.
 
-    Whoever has said that it is free is left out for two seconds, unless it makes another call.
+    A member that has said that it is free is left out for two seconds, or until it calls again.
     """
     rng = random.Random(seed)
     judge = Judge()
