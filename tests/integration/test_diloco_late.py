@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-import pccl
 from pccl.bindings.diloco import DiLoCo
 from tests.support.diloco_peers import Peers, backward, batch, make_model
 from tests.support.patience import LIMIT_S
