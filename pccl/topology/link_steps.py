@@ -43,6 +43,14 @@ class DropLink:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveRelay:
+    """Abort the lane to a peer that a relay forwards, because the relay has left the run."""
+
+    peer: PeerId
+    relay: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class TellLink:
     """Report that a link is up (``reason`` is None), or why it is down or cannot be made."""
 
@@ -64,4 +72,4 @@ class NarrowLink:
     """Whether segments of this size have passed; otherwise the next lanes try them."""
 
 
-LinkStep = DialLane | GiveUpLane | DropLink | TellLink | NarrowLink
+LinkStep = DialLane | GiveUpLane | DropLink | LeaveRelay | TellLink | NarrowLink

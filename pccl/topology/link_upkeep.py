@@ -13,9 +13,10 @@ a lane and does not damage data.
 If neither side can be dialled, the master lets both meet at a relay. A relayed link has one lane,
 and either side may have begun it. Both then dial each other at the same time, which may pass their
 address translators, and later try direct dials, with growing pauses; the first connection that
-succeeds replaces the relayed lane. If both have dialled it, further lanes need both, too: the
-younger keeps the link, and for each lane lets a relay tell it how others see a new port. Whenever
-that fails for all lanes under way, a longer pause follows; after a few it does with those it has.
+succeeds replaces the relayed lane. Each side drops that lane when its relay has left the run. If
+both have dialled it, further lanes need both, too: the younger keeps the link, and for each lane
+lets a relay tell it how others see a new port. Whenever that fails for all lanes under way, a
+longer pause follows; after a few it does with those it has.
 
 Pure: events go in, and steps come out in the order of execution.
 """
@@ -33,6 +34,7 @@ from pccl.topology.link_steps import (
     DialLane,
     DropLink,
     GiveUpLane,
+    LeaveRelay,
     LinkStep,
     NarrowLink,
     TellLink,
@@ -85,10 +87,7 @@ class LinkUpkeep:
     # -- wanted links ----------------------------------------------------------------------------
 
     def want(
-        self,
-        own: PeerId,
-        members: Iterable[Member],
-        up: Mapping[PeerId, KnownLink],
+        self, own: PeerId, members: Iterable[Member], up: Mapping[PeerId, KnownLink]
     ) -> list[LinkStep]:
         """Keep links to these peers, and drop links to all other peers that were wanted before.
 
@@ -120,6 +119,9 @@ class LinkUpkeep:
                     steps += self._bring_up(link)
                 elif met_at is not None and peer < own:
                     link.keeps, link.dials[0] = True, LaneDial(self._first_ns)
+        for peer, link in self._links.items():
+            if link.relay and self._has_left(link.relay):  # a frozen one closes nothing
+                steps.append(LeaveRelay(peer, link.relay))
         return steps
 
     def use(self, peers: Iterable[PeerId]) -> list[LinkStep]:

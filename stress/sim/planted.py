@@ -57,6 +57,7 @@ from pccl.runtime.state.session import StateSession
 from pccl.state import election
 from pccl.stress.sim import planted_quorums as planted_quorums
 from pccl.stress.sim.planting import PLANTED, change, does, private, says
+from pccl.topology.link_steps import LeaveRelay
 from pccl.topology.link_upkeep import LinkUpkeep
 from pccl.topology.segment_limit import SegmentLimit
 from pccl.topology.wanted_link import LaneDial
@@ -332,6 +333,12 @@ def only_the_younger_dials(bring_up: Any, upkeep: LinkUpkeep, link: Any) -> obje
     """The elder of two peers never dials, even if only the elder has lost the link."""
     is_younger = link.member.peer < private(upkeep, "_own")
     return bring_up(upkeep, link) if is_younger else []
+
+
+@does(LinkUpkeep, "want")
+def left_relays_kept(want: Any, *how: Any) -> list[Any]:
+    """A peer keeps the lane through a relay that has left the run."""
+    return [step for step in want(*how) if not isinstance(step, LeaveRelay)]
 
 
 @does(LaneDial, "where")

@@ -152,6 +152,7 @@ CAUGHT_IN_MIX = {
     "late_values_unverified": ("quorum", 2),
     "late_weights_forgotten": ("quorum", 37),
     "left_out_not_told": ("quorum", 27),
+    "left_relays_kept": ("quorum", 820234),
     "newcomers_elect_alone": ("quorum", 27),
     "newest_missed_first": ("quorum", 41),
     "own_input_for_late_result": ("quorum", 9),
@@ -214,6 +215,7 @@ FAILED_ONCE = {
         806024,  # the second master after one whose decisions were settled forgot its own
         11176,  # a checker forgot that a late process may hold other contents
         244,  # a checker did not know that a reason names three missing links at most
+        820234,  # a member kept the lane through a frozen relay that had been removed
     ),
 }
 """Seeds of each mix that have failed once, and why."""

@@ -33,6 +33,7 @@ from pccl.topology.link_steps import (
     DialLane,
     DropLink,
     GiveUpLane,
+    LeaveRelay,
     LinkStep,
     NarrowLink,
     TellLink,
@@ -201,6 +202,10 @@ class LinkKeeper:
                     self.relay.forget(peer)
                     self._links.drop(peer)
                     self._frames.forget_peer(peer)
+                case LeaveRelay(peer, relay):
+                    for lane in self._links.to(peer).lanes:
+                        if relay_of(lane.connection) == relay:
+                            self._checks.end(lane, f"its relay, peer {relay}, has left the run")
                 case TellLink():
                     self._on_change(step)
                 case NarrowLink(peer, segment_bytes, is_proven=True):

@@ -51,8 +51,8 @@ class LaneChecks:
         self._stall_ns = timing.ns(timing.lane_stall_s)
         self._stall = f"nothing moved for {timing.lane_stall_s:g} s"
         self._watches: dict[Lane, LaneWatch] = {}
-        self._stalled: set[Lane] = set()
-        """Lanes that end because they make no progress."""
+        self._why_ended: dict[Lane, str] = {}
+        """Lanes that this side has ended, until their loss is handled."""
         self._ticks = Ticks(timing.ns(timing.tick_s), clock.now_ns())
 
     def opened(self, lane: Lane, now_ns: int) -> None:
@@ -64,11 +64,13 @@ class LaneChecks:
         return self._watches.pop(lane).stuck
 
     def why_ended(self, lane: Lane) -> str:
-        """Return why this side has ended a lane, if a check has done that; otherwise nothing."""
-        if lane not in self._stalled:
-            return ""
-        self._stalled.remove(lane)
-        return self._stall
+        """Return why :meth:`end` has ended a lane; empty: it has not."""
+        return self._why_ended.pop(lane, "")
+
+    def end(self, lane: Lane, why: str) -> None:
+        """Abort a lane, so that its loss has this reason."""
+        self._why_ended[lane] = why
+        lane.abort()
 
     def look(self, busy_ns: int) -> None:
         """Check all lanes at a tick, and replace lanes that owe progress but make none.
@@ -107,8 +109,7 @@ class LaneChecks:
                 text = f"connection {lane.number} to peer {lane.link.peer} makes no progress"
                 text = f"{text}: {self._stall}; replacing it"
                 _log.warning("%s", self._explain(text))
-                self._stalled.add(lane)
-                lane.abort()
+                self.end(lane, self._stall)
             case LaneStep.PING:
                 lane.ping()
             case LaneStep.PONG:

@@ -16,6 +16,7 @@ from pccl.topology.link_steps import (
     DialLane,
     DropLink,
     GiveUpLane,
+    LeaveRelay,
     LinkStep,
     NarrowLink,
     TellLink,
@@ -519,6 +520,23 @@ def test_a_relayed_link_that_is_lost_is_dialled_directly_at_once() -> None:
     assert links.meets(ELDER.peer)
 
 
+def test_a_lane_is_left_when_its_relay_has_left_the_run() -> None:
+    """A relay that was removed because it is frozen closes no connection."""
+    gone = {PeerId(0), PeerId(1)}
+    links = LinkUpkeep(TIMING, 4, newcomers_max=2, has_left=gone.__contains__)
+    links.want(OWN, [ELDER], {})
+    for relay in (PeerId(0), PeerId(2)):  # 0: the master
+        links.attached(ELDER.peer, 0, 0, 0, near=False, ours=True, more=False, relay=relay)
+        assert links.want(OWN, [ELDER], {}) == []
+    gone.add(PeerId(2))
+    leave = LeaveRelay(ELDER.peer, PeerId(2))
+    assert links.want(OWN, [ELDER], {}) == [leave]
+    assert DialLane(ELDER, 0) in lose(links, ELDER, 0, 0, up=False)
+    assert links.want(OWN, [ELDER], {}) == []
+    relayed = {YOUNGER.peer: KNOWN._replace(relay=PeerId(2))}
+    assert links.want(OWN, [YOUNGER], relayed)[-1] == replace(leave, peer=YOUNGER.peer)
+
+
 def test_the_side_that_was_met_tries_direct_dials_too_a_little_later() -> None:
     links = upkeep(YOUNGER)
     links.greeted(YOUNGER.peer, key(7), 0, "peer 7 through peer 1")
@@ -622,7 +640,9 @@ class Shell:
     """Carries out steps, and checks that each makes sense."""
 
     def __init__(self) -> None:
-        self.upkeep = LinkUpkeep(TIMING, lanes=3, newcomers_max=2)
+        self.gone: set[PeerId] = set()
+        """Relays that have left the run."""
+        self.upkeep = LinkUpkeep(TIMING, 3, newcomers_max=2, has_left=self.gone.__contains__)
         self.wanted: set[PeerId] = set()
         self.up: set[tuple[PeerId, int]] = set()
         self.waits: set[tuple[PeerId, int]] = set()
@@ -667,8 +687,31 @@ class Shell:
                     self.met.discard(peer)
                 case TellLink(peer, reason, relay):
                     self.told[peer] = reason is None, relay
+                case LeaveRelay(peer, relay):
+                    assert relay in self.gone
+                    assert self.relays[peer] == relay
+                    self.lose(peer, 0)
                 case NarrowLink():
                     raise AssertionError("no lane of this test is stuck")
+
+    def want(self, wanted: set[PeerId]) -> None:
+        self.wanted = wanted
+        members = [
+            replace(one, host=self.hosts.get(one.peer, one.host))
+            for one in PEERS
+            if one.peer in wanted
+        ]
+        up = {
+            one: KnownLink(
+                0,
+                False,
+                self.relays.get(one),
+                RELAY if one in self.met else None,
+                "an old address",
+            )
+            for one, _ in self.up
+        }
+        self.carry_out(self.upkeep.want(OWN, members, up))
 
     def attach(
         self,
@@ -735,6 +778,7 @@ HAPPENS = (
     "came",
     "met",
     "relayed",
+    "relay left",
     "punched",
     "asked",
 )
@@ -762,27 +806,11 @@ def test_every_wanted_link_is_up_or_under_way(events: list[tuple[str, int, int]]
         if what in keys and not some:
             continue
         match what:
-            case "want" | "drop" | "moved":
-                before = shell.wanted
-                shell.wanted = before - {peer} if what == "drop" else before | {peer}
+            case "want" | "drop" | "moved" | "relay left":
                 if what == "moved":
                     shell.hosts[peer] = f"host-{choice}"
-                members = [
-                    replace(one, host=shell.hosts.get(one.peer, one.host))
-                    for one in PEERS
-                    if one.peer in shell.wanted
-                ]
-                up = {
-                    one: KnownLink(
-                        0,
-                        False,
-                        shell.relays.get(one),
-                        RELAY if one in shell.met else None,
-                        "an old address",
-                    )
-                    for one, _ in shell.up
-                }
-                shell.carry_out(shell.upkeep.want(OWN, members, up))
+                shell.gone |= {RELAYS[lane]} if what == "relay left" else set()
+                shell.want(shell.wanted - {peer} if what == "drop" else shell.wanted | {peer})
             case "use":
                 shell.carry_out(shell.upkeep.use([peer]))
             case "due":

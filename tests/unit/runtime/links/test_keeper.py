@@ -134,6 +134,7 @@ class Side:
             world.loop.create_task,
             self.credentials,
             lanes,
+            has_left=world.gone.__contains__,
             has_mapped_port=lambda: world.maps_ports,
             on_narrow=lambda peer, segment_bytes: self.narrow.append(segment_bytes),
         )
@@ -211,6 +212,8 @@ class World:
     young_host: str = "here"
     dials_ns: list[int] = field(default_factory=list[int])
     """When somebody dialled."""
+    gone: set[PeerId] = field(default_factory=set[PeerId])
+    """Peers that have left the run."""
 
     def __post_init__(self) -> None:
         self.loop = VirtualLoop(limit_ns=600 * NS_PER_S)
@@ -1031,6 +1034,27 @@ async def test_without_the_relay_a_link_keeps_the_lanes_that_it_has(world: World
     assert len(world.dials_ns) - dials == 15 + 4
     assert world.dials_ns[-1] - world.dials_ns[dials] < 40 * NS_PER_S
     world.check_joined()
+
+
+@behind_nats()
+async def test_a_lane_through_a_relay_that_was_removed_is_not_kept(world: World) -> None:
+    """A frozen relay closes no connection."""
+    await world.relay.listen()
+    world.elder.keeper.meet(world.young.member, world.relay.member)
+    world.young.keeper.meet(world.elder.member, world.relay.member)
+    while not all(side.lanes for side in world.sides):
+        await world.sleep(LATENCY // 4)
+    assert [told[-1] for told in paths(world)] == [LinkPath.RELAYED] * 2
+    lanes = [side.lanes[0] for side in world.sides]
+    world.gone.add(RELAY)
+    world.want()
+    await world.sleep(LATENCY // 4)
+    assert [side.changes[-1].reason for side in world.sides] == [
+        f"its relay, peer {RELAY}, has left the run"
+    ] * 2
+    await world.sleep(LONG_NS)
+    assert [told[-1] for told in paths(world)] == [LinkPath.PUNCHED] * 2
+    assert all(side.lanes[0] is not lane for side, lane in zip(world.sides, lanes, strict=True))
 
 
 @behind_nats()
