@@ -109,8 +109,6 @@ class KnownMembership:
         """By version: the ratified roster and all newer ones, each with the id of its master."""
         self._unclaimed: dict[int, int] = {}
         """Detached calls with an unread outcome -> the roster version to see with it."""
-        self._forgotten = 0
-        """The newest roster version among outcomes that no caller will read."""
 
     @property
     def version(self) -> int:
@@ -161,7 +159,6 @@ class KnownMembership:
 
     def see(self, version: int) -> None:
         """Let the caller see the roster ``version``, or the oldest known one that is newer."""
-        version = max(version, self._forgotten)
         if self.seen is not None and version <= self.seen.version:
             return
         for known in [v for v in self._rosters if v < version]:
@@ -191,9 +188,8 @@ class KnownMembership:
             self.see(version)
 
     def forget(self, call: int) -> None:
-        """Drop an outcome that no caller will read; the next call shows the roster it names."""
-        version = self._unclaimed.pop(call, 0)
-        self._forgotten = max(self._forgotten, version)
+        """Drop an outcome that no caller will read; those decided after it show its roster."""
+        self._unclaimed.pop(call, None)
 
     @property
     def has_unclaimed(self) -> bool:
