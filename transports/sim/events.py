@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+from bisect import bisect, bisect_left, insort
 from collections.abc import Callable
 from random import Random
 from typing import Protocol, TypeVarTuple
@@ -66,7 +67,10 @@ class Events:
         self.rng = rng
         self.ragged = ragged
         self._trace = trace
-        self._taken: set[int] = set()  # instants; never iterated, so its order does not matter
+        self._next_ns: dict[int, int] = {}
+        """Taken instant -> a later one, before which no instant is free, except those freed."""
+        self._freed: list[int] = []
+        """Those of the taken instants whose events were cancelled, in order."""
         self._latest_ns = -1
 
     def at(self, when_ns: int, action: Action) -> Event:
@@ -75,11 +79,20 @@ class Events:
             when_ns = now_ns
         if when_ns <= self._latest_ns:
             when_ns = self._latest_ns + 1
-        taken = self._taken
-        while when_ns in taken:
-            when_ns += 1
-        taken.add(when_ns)
+        when_ns = self._take(when_ns)
         return self._call_at_ns(when_ns, self._happen, when_ns, action), when_ns
+
+    def _take(self, when_ns: int) -> int:
+        """Take the first free instant from ``when_ns`` on; shorten the way there for others."""
+        next_ns, free_ns = self._next_ns, when_ns
+        while (later_ns := next_ns.get(free_ns)) is not None:
+            next_ns[free_ns] = next_ns.get(later_ns, later_ns)
+            free_ns = later_ns
+        place = bisect_left(self._freed, when_ns)
+        if place < len(self._freed) and self._freed[place] < free_ns:
+            return self._freed.pop(place)
+        next_ns[free_ns] = free_ns + 1
+        return free_ns
 
     def soon(self, action: Action) -> Event:
         """Schedule ``action`` at the first free instant."""
@@ -89,10 +102,16 @@ class Events:
         """Cancel an event, unless it has happened."""
         timer, when_ns = event
         timer.cancel()
-        self._taken.discard(when_ns)
+        if when_ns <= self._latest_ns:
+            return
+        insort(self._freed, when_ns)
+        past = bisect(self._freed, self._latest_ns)
+        for past_ns in self._freed[:past]:
+            del self._next_ns[past_ns]
+        del self._freed[:past]
 
     def _happen(self, when_ns: int, action: Action) -> None:
-        self._taken.discard(when_ns)
+        del self._next_ns[when_ns]
         self._latest_ns = when_ns
         action()
 
