@@ -29,7 +29,6 @@ from pccl.protocol.guards.source_shares import SourceShares
 from pccl.protocol.limits import Timing
 from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.types import NOBODY, Member, PeerId
-from pccl.topology.link_damage import LinkDamage
 from pccl.topology.link_steps import (
     DialLane,
     DropLink,
@@ -39,14 +38,11 @@ from pccl.topology.link_steps import (
     NarrowLink,
     TellLink,
 )
-from pccl.topology.segment_limit import LaneFacts, Proof, SegmentLimit, StuckLane
+from pccl.topology.segment_limit import LaneFacts, Proof, StuckLane
 from pccl.topology.wanted_link import KnownLink, LaneDial, WantedLink, lanes_of, path_of
 
 _UNMET_FACTOR = 4
 """Factor for the longest pause between dials, if the peers never had a link."""
-
-_MEMORY_FACTOR = 4
-"""How many times ``lane_stall_s`` a link remembers a lane that was stuck."""
 
 _DIRECT_FIRST_FACTOR, _DIRECT_LONGEST_FACTOR = 10, 600
 """Factors for the first and the longest pause before a relayed link tries a direct connection."""
@@ -83,6 +79,8 @@ class LinkUpkeep:
         self._meetings: dict[PeerId, tuple[PeerId, int]] = {}
         """Peer -> the relay at which this peer waits for it, and the number of the meeting."""
         self._last_meeting = 0
+        self._sharers: int | None = None
+        """How many links share the connections; None: it may have changed."""
 
     # -- wanted links ----------------------------------------------------------------------------
 
@@ -107,21 +105,18 @@ class LinkUpkeep:
                 for number in self._links[peer].moves(member, up.get(peer), self._first_ns):
                     steps += self._dial(self._links[peer], number)
             else:
-                told, near, relay, met_at, _ = up.get(peer, KnownLink(0, near=False, relay=None))
-                told, met = max(told, self._lanes), peer in up
-                damage = LinkDamage(self._patience_ns)
-                segments = SegmentLimit(_MEMORY_FACTOR * self._patience_ns)
-                link = WantedLink(member, told, near, met, met, damage, segments, relay=relay)
-                link.met_at, self._links[peer] = met_at, link
-                if relay is not None:
+                link = WantedLink.begin(member, up.get(peer), self._lanes, self._patience_ns)
+                self._links[peer] = link
+                if link.relay is not None:
                     steps += self._try_direct(link, ours=False)
-                elif not met:
+                elif not link.up:
                     steps += self._bring_up(link)
-                elif met_at is not None and peer < own:
+                elif link.met_at is not None and peer < own:
                     link.keeps, link.dials[0] = True, LaneDial(self._first_ns)
         for peer, link in self._links.items():
             if link.relay and self._has_left(link.relay):  # a frozen one closes nothing
                 steps.append(LeaveRelay(peer, link.relay))
+        self._sharers = None
         return steps
 
     def use(self, peers: Iterable[PeerId]) -> list[LinkStep]:
@@ -132,6 +127,7 @@ class LinkUpkeep:
             if link is not None and not link.used:
                 link.used = True  # all of them before the first dials: links share the connections
                 first.append(link)
+                self._sharers = None
         steps: list[LinkStep] = []
         for link in first:
             if link.keeps:
@@ -272,9 +268,10 @@ class LinkUpkeep:
         """Return how many lanes the link should have now."""
         if not link.used or link.relay is not None or link.is_withheld:
             return 1
-        links = self._links.values()
-        sharers = sum(other.used and not (other.near or other.told) for other in links)
-        return lanes_of(link.told, near=link.near, sharers=sharers)
+        if self._sharers is None:  # each tick asks for each link
+            links = self._links.values()
+            self._sharers = sum(other.used and not (other.near or other.told) for other in links)
+        return lanes_of(link.told, near=link.near, sharers=self._sharers)
 
     def _widen(self, link: WantedLink) -> list[LinkStep]:
         """Dial the lanes that the link should have and that this side does not keep yet."""
@@ -398,6 +395,7 @@ class LinkUpkeep:
             return news
         link.up = link.was_up = True
         link.near, link.told, link.relay = near, max(self._lanes, told), relay
+        self._sharers = None
         link.path = path
         if link.damage.is_down(now_ns):
             link.is_withheld, news = True, []

@@ -14,6 +14,9 @@ from pccl.protocol.types import Member, PeerId
 from pccl.topology.link_damage import LinkDamage
 from pccl.topology.segment_limit import SegmentLimit
 
+_MEMORY_FACTOR = 4
+"""How many times ``lane_stall_s`` a link remembers a lane that was stuck."""
+
 
 def lanes_of(told: int, *, near: bool, sharers: int) -> int:
     """Return how many lanes a link has once it is used.
@@ -125,6 +128,24 @@ class WantedLink:
     """Whether the link has lanes but is not reported as up, because it damages data."""
     dials: dict[int, LaneDial] = field(default_factory=dict[int, LaneDial])
     """By number: lanes that this side keeps; else its own dial, in case the other side fails."""
+
+    @classmethod
+    def begin(
+        cls, member: Member, known: KnownLink | None, lanes: int, patience_ns: int
+    ) -> WantedLink:
+        """Return a link that a peer wants from now on.
+
+        Args:
+            member: the peer at the other end.
+            known: the link, if it is up already.
+            lanes: the number of lanes that this side was configured with; 0: it was not.
+            patience_ns: how long a lane may make no progress.
+        """
+        up, begun = known is not None, known or KnownLink(0, near=False, relay=None)
+        damage, segments = LinkDamage(patience_ns), SegmentLimit(_MEMORY_FACTOR * patience_ns)
+        link = cls(member, max(begun.told, lanes), begun.near, up, up, damage, segments)
+        link.relay, link.met_at = begun.relay, begun.met_at
+        return link
 
     def moves(self, member: Member, known: KnownLink | None, first_ns: int) -> list[int]:
         """Record the address of the peer; return the numbers of lanes to dial at a new address.

@@ -82,10 +82,13 @@ class LaneChecks:
         tick = self._ticks.note(now_ns, busy_ns)
         for link in self._links.all():
             used = self._frames.uses(link.peer)
-            lanes = link.lanes
-            working = {one.number for one in lanes if one.receiving or one.backlog_bytes}
-            busy = {one.number for one in lanes if one.carried or one.number in working}
-            intact_bytes = max([lane.intact_bytes for lane in lanes], default=0)
+            working, busy, intact_bytes = set[int](), set[int](), 0
+            for lane in link.lanes:
+                if lane.receiving or lane.backlog_bytes:
+                    working.add(lane.number)
+                if lane.carried or lane.number in working:
+                    busy.add(lane.number)
+                intact_bytes = max(intact_bytes, lane.intact_bytes)
             self._carry_out(self._upkeep.look(link.peer, busy, intact_bytes, now_ns))
             suspects = self._upkeep.suspects(link.peer, now_ns)
             dials = self._upkeep.redials(link.peer)
