@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pccl.machines.master.events import Announce, ConnectionMessage, MasterEvent
 from pccl.machines.master.machine import MasterMachine
 from pccl.machines.master.membership import RegisteredPeer
-from pccl.protocol.messages import RoundRequest
+from pccl.protocol.messages import Return, RoundRequest
 from pccl.protocol.types import PeerId, Quorum, RoundId, RoundKind
 from pccl.stress.sim.checkers.outcomes import Violation
 
@@ -23,8 +23,9 @@ class RoundQuorums:
     def __init__(self, done: Counter[str]) -> None:
         self._done = done
         self._asked: dict[RoundId, dict[PeerId, Quorum | None]] = {}
-        self._reported: dict[RoundId, dict[int, Quorum | None]] = {}
-        """Requests on connections whose peers were unknown, as in a report to a new master."""
+        self._returned: dict[int, PeerId] = {}
+        """Connection -> the peer that reports on it to this new master. The report counts even if
+        the connection is lost before the master knows the run."""
         self._open: dict[RoundKind, RoundId] = {}
         """The open rounds before the present event; none while the run is unknown."""
 
@@ -34,13 +35,13 @@ class RoundQuorums:
         Raises:
             Violation: a round has closed without a quorum of some group.
         """
+        if isinstance(event, ConnectionMessage) and isinstance(event.message, Return):
+            self._returned[event.connection] = event.message.peer
         if isinstance(event, ConnectionMessage) and isinstance(event.message, RoundRequest):
-            asked, peer = event.message, machine.connections.peers.get(event.connection)
+            asked, known = event.message, machine.connections.peers.get(event.connection)
+            peer = self._returned.get(event.connection) if known is None else known.id
             if peer is not None:
-                self._asked.setdefault(asked.round, {})[peer.id] = asked.quorum
-            else:
-                reported = self._reported.setdefault(asked.round, {})
-                reported[event.connection] = asked.quorum
+                self._asked.setdefault(asked.round, {})[peer] = asked.quorum
         before = self._open
         self._open = {}
         if machine.recovering:
@@ -54,16 +55,10 @@ class RoundQuorums:
                     if isinstance(effect, Announce) and effect.what == "admitted"
                 }
                 members = [one for one in machine.membership.members() if one.id not in admitted]
-                self._judge(machine, closed, members)
+                self._judge(closed, members)
 
-    def _judge(
-        self, machine: MasterMachine, closed: RoundId, members: list[RegisteredPeer]
-    ) -> None:
+    def _judge(self, closed: RoundId, members: list[RegisteredPeer]) -> None:
         asked = self._asked.pop(closed, {})
-        for connection, quorum in self._reported.pop(closed, {}).items():
-            peer = machine.connections.peers.get(connection)
-            if peer is not None:
-                asked.setdefault(peer.id, quorum)
         calls = {one.id: asked[one.id] for one in members if one.id in asked}
         if len(calls) == len(members) or not calls:
             return
