@@ -345,10 +345,15 @@ class Stage:
         members = self.master.server.machine.membership.members()
         return 2 * sum(member.id in named for member in members) > len(members)
 
-    def restart_master(self, *, blank: bool) -> None:
-        """Start a new master at the address of the killed one. ``blank``: without its data."""
+    def restart_master(self, away_ns: int, *, blank: bool) -> None:
+        """Start a new master at the address of the killed one.
+
+        Args:
+            away_ns: how long there was none.
+            blank: whether it starts without the data of the killed one.
+        """
         self.struck_ns = self.now_ns()
-        self.excuses.master_restarted = True
+        self.excuses.restarted_master(away_ns)
         if self.standby is not None:
             self.excuses.masters_divided = True  # some members may follow the standby
         if self.checkers.training is not None:

@@ -87,8 +87,8 @@ class Excuses:
         """Whether some members may follow the standby while other members still follow the first
         master. These other members wait without a fault of their own, and the run may continue
         without them."""
-        self.master_restarted = False
-        """Whether the master was restarted; the new one plans the links again."""
+        self._restarts: list[tuple[int, int]] = []
+        """When the master was restarted, and how long there was none."""
         self.master_blank = False
         """Whether a master started with an empty store. If that master begins a run, an older run
         still has precedence."""
@@ -146,6 +146,10 @@ class Excuses:
             self._barred.add(host)
         if home is not None:
             self._homes[host] = home
+
+    def restarted_master(self, away_ns: int) -> None:
+        """Record that a new master starts at the address of the old one, after ``away_ns``."""
+        self._restarts.append((self._now_ns(), away_ns))
 
     def has_version(self, host: str, version: int) -> None:
         """Record that ``host`` has only this version of IP."""
@@ -289,16 +293,19 @@ class Excuses:
     def lost_master(self, host: str) -> bool:
         """Whether faults explain that the process on ``host`` reports a lost master.
 
-        A restarted master waits for members to return before it answers for the run, and does not
-        count the time that it sleeps meanwhile.
+        Each restarted master waits for members to return before it answers for the run, and does
+        not count the time that it sleeps meanwhile.
         """
         if self.master_blank or self.may_stay_without_master:
             return True
         timing = self._timing
         recovery_s = 0.0
         if self.was_master_restarted:
+            since_ns = self._now_ns() - timing.ns(timing.master_lost_s + timing.recovery_s)
+            away_ns = [away_ns for at_ns, away_ns in self._restarts if at_ns >= since_ns]
             dozed_ns = sum(self._dozed_ns[name] for name in MASTERS)
-            recovery_s = timing.recovery_s + dozed_ns / NS_PER_S
+            recovery_s = max(1, len(away_ns)) * timing.recovery_s
+            recovery_s += (sum(away_ns) + dozed_ns) / NS_PER_S
         return self._stood_still(host, MASTER_NAME, timing.master_lost_s - recovery_s)
 
     def was_cut_off(self, host: str) -> bool:
@@ -324,6 +331,11 @@ class Excuses:
         """Whether faults explain that dials of ``host`` failed."""
         troubled = self._troubles or self._flips or self._lags_ns or self._narrow_ns
         return host in self._shut or host in self._versions or bool(troubled)
+
+    @property
+    def master_restarted(self) -> bool:
+        """Whether the master was restarted; the new one plans the links again."""
+        return bool(self._restarts)
 
     @property
     def was_master_restarted(self) -> bool:

@@ -47,7 +47,7 @@ class MasterRestart(TimedFault, kind="master_restart", calm=True):
         if stage.kill_master():
             stage.struck(self)
             yield self.back_after_ns
-            stage.restart_master(blank=self.blank)
+            stage.restart_master(self.back_after_ns, blank=self.blank)
 
 
 @dataclass(frozen=True)

@@ -77,4 +77,4 @@ class NarrowedMaster(NarrowingFault, kind="narrowed_master", calm=True):
         if stage.kill_master():
             stage.struck(self)
             yield self.back_after_ns
-            stage.restart_master(blank=False)
+            stage.restart_master(self.back_after_ns, blank=False)

@@ -164,5 +164,5 @@ class FetchMaster(FetchFault, kind="fetch_master", calm=True):
         """Kill the master, and start a new one after a while."""
         if stage.kill_master():
             stage.struck(self)
-            yield 1 if self.choice % 2 else NS_PER_S // 2
-            stage.restart_master(blank=False)
+            yield (away_ns := 1 if self.choice % 2 else NS_PER_S // 2)
+            stage.restart_master(away_ns, blank=False)

@@ -179,7 +179,22 @@ def test_a_restarted_master_that_sleeps_again_and_again_recovers_late(
 ) -> None:
     timing = Timing(recovery_s=5, master_lost_s=12)
     excuses = Excuses(timing, 1, lambda: timing.ns(20))
-    excuses.master_restarted = restarted
+    if restarted:
+        excuses.restarted_master(0)
     assert not excuses.lost_master("p0")
     excuses.dozed(sleeper, timing.ns(10))
+    assert excuses.lost_master("p0") is is_explained
+
+
+@pytest.mark.parametrize(("first_s", "is_explained"), [(2, False), (9, True)])
+def test_each_of_two_restarted_masters_takes_its_time_to_recover(
+    first_s: int, is_explained: bool
+) -> None:
+    now_s = first_s
+    timing = Timing(recovery_s=5, master_lost_s=14)
+    excuses = Excuses(timing, 1, lambda: timing.ns(now_s))
+    excuses.restarted_master(0)
+    now_s = 16
+    excuses.restarted_master(timing.ns(3))
+    now_s = 22
     assert excuses.lost_master("p0") is is_explained
