@@ -1,9 +1,10 @@
 """``Replay``: applies the members' reductions to the state of a newcomer.
 
-It writes the members' state after a synchronization into the tensors. Then it lets the program
-apply each later committed result, in order (``results``). It compares the outcome with the
-members' state after their next synchronization. The prefetch fetches any difference, for example
-after a missed result.
+When the members commit the first result after a synchronization, it writes their state of that
+synchronization into the tensors. Before, the tensors may hold a checkpoint that is newer than all
+that is left of the run. Then it lets the program apply each committed result, in order
+(``results``). It compares the outcome with the members' state after their next synchronization.
+The prefetch fetches any difference, for example after a missed result.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pccl.runtime.state.results import ResultNews, fetch_result, result_memory
 _log = logging.getLogger("pccl.peer")
 
 NEWS_KEPT_MAX = 256
-"""Limit of announced results that wait for their replay; the newcomer ignores further results."""
+"""Limit of announced results that wait for their replay; the newcomer forgets the oldest."""
 
 RESULT_BYTES_MIN, RESULT_STATES_MAX = 1 << 30, 8
 """A newcomer ignores a result larger than both this size and this multiple of its state."""
@@ -107,8 +108,10 @@ class Replay:
         """
         news = ResultNews.unpack(payload)
         fits = news.count * news.dtype.itemsize <= self._result_bytes_max
-        if fits and len(self._news) < NEWS_KEPT_MAX:
+        if fits:
             self._news.setdefault((news.content, news.index), news)
+        if len(self._news) > NEWS_KEPT_MAX:
+            del self._news[next(iter(self._news))]
         self.wake()
 
     def wake(self) -> None:
@@ -134,7 +137,7 @@ class Replay:
     async def _step(self) -> bool:
         """Adopt a snapshot or replay one result. Return False if nothing can be done now."""
         content = self._prefetch.content
-        if content and content != self._adopted:
+        if content != self._adopted and (content, 0) in self._news:
             self._prefetch.download.is_held = True
             try:
                 await self._adopt(content)

@@ -224,6 +224,20 @@ def test_contents_that_are_put_in_place_half_way_are_hashed_again(scene: Scene) 
     assert scene.value == {2}
 
 
+class Given(Replay):
+    """Has no results to fetch."""
+
+    async def _fetch(self, news: Any) -> Any:
+        return None
+
+
+def first_result_of(scene: Scene) -> bytearray:
+    """The announcement of the first result after the state that was fetched."""
+    content = scene.prefetch.content
+    news = ResultNews(content, 0, OPERATION, DataType.UINT8, 1, bytes(32), (MEMBER,))
+    return bytearray(news.pack())
+
+
 def test_fetched_pieces_are_held_while_they_are_put_in_place() -> None:
     scene, held = Scene(), list[bool]()
 
@@ -234,14 +248,36 @@ def test_fetched_pieces_are_held_while_they_are_put_in_place() -> None:
 
     async def work() -> None:
         loop = asyncio.get_running_loop()
-        replay = Replay(loop, scene.prefetch, NO_RESULTS, Watching(), lambda _: None)
+        replay = Given(loop, scene.prefetch, NO_RESULTS, Watching(), lambda _: None)
         scene.fetch(memory_of(2))
         replay.end()
+        await replay.run()
+        assert held == [], "the tensors may hold a newer checkpoint"
+        replay.heard(MEMBER, first_result_of(scene))
         await replay.run()
 
     asyncio.run(work())
     assert held == [True]
     assert not scene.prefetch.download.is_held
+    assert scene.value == {2}
+
+
+def test_the_oldest_results_that_wait_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.runtime.state.replay.NEWS_KEPT_MAX", 2)
+    scene = Scene()
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        replay = Given(loop, scene.prefetch, NO_RESULTS, InlineHasher(), lambda _: None)
+        for index in (5, 6):  # those before came before this newcomer
+            news = ResultNews(b"1" * 32, index, OPERATION, DataType.UINT8, 1, bytes(32), (MEMBER,))
+            replay.heard(MEMBER, bytearray(news.pack()))
+        scene.fetch(memory_of(2))
+        replay.heard(MEMBER, first_result_of(scene))
+        replay.end()
+        await replay.run()
+
+    asyncio.run(work())
     assert scene.value == {2}
 
 
@@ -283,6 +319,8 @@ def test_nothing_is_written_after_whoever_joins_has_left(scene: Scene) -> None:
         running = RunningPrefetch(request, hasher, tasks, lambda: 0, lambda: None)
         running.look(exchange, is_pending=True)
         scene.fetch(memory_of(2))
+        assert scene.prefetch.on_result is not None
+        scene.prefetch.on_result(MEMBER, first_result_of(scene))
         assert await asyncio.to_thread(begun.wait, LIMIT_S)
         closing: Awaitable[None] = asyncio.ensure_future(running.close())
         await asyncio.sleep(0)
