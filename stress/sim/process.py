@@ -162,6 +162,8 @@ class MasterProcess:
         self._checkers = parts.checkers
         self.clock = ProcessClock(parts.loop, host)
         self._quorums = RoundQuorums(parts.checkers.done)
+        self._is_successor = not standby
+        """Whether it may be a restarted master that does not know the run yet."""
         self.heard_ns: dict[int, int] = {}
         """Connection -> time of its last message."""
         standbys = tuple(MasterAddress(other.host, other.port) for other in others)
@@ -199,6 +201,10 @@ class MasterProcess:
         self._parts.trace.note(now_ns, self.host.name, event)
         machine = self.server.machine
         machine.check()
+        training = self._checkers.training
+        if self._is_successor and not machine.recovering and training is not None:
+            training.master_restarted()  # until now, words of the last one may have arrived
+            self._is_successor = False
         if self._parts.scenario.quorum is not None:  # then no process makes a mistake, either
             self._quorums.saw(machine, event, effects)
         for election in elections:
