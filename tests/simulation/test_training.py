@@ -136,6 +136,8 @@ def test_a_death_in_every_phase(mode: Mode, phase: LifePhase) -> None:
         343,  # likewise, as one end had not yet seen that the link was gone
         821060,  # a frozen member read a dead master's words, and the checker minded
         830325,  # a report on a connection that was lost before the run was known counted, too
+        831299,  # a dead master's last words, of a beginning that nobody alive knew
+        831337,  # a sparse reduce blamed the links of a member that was dead behind a partition
         830865,  # two masters took their time to recover, one after the other
         830473,  # a newcomer wrote a late member's old state over its checkpoint, and was alone
     ],

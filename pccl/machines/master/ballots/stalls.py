@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from pccl.machines.master.ballots.ballot import Ballot, Expel
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
@@ -72,13 +73,15 @@ class StallWatch:
         time in which a peer may reconnect to the master.
 
         A sparse reduce needs all links, so no other view helps it. It waits for ``link_s``, within
-        which both ends have dialled again, and a relay may have joined them.
+        which both ends have dialled again, and a relay may have joined them; and for a silent end
+        of a link, until that is heard again, or removed.
         """
         ballots, membership = self._ballots, self._membership
         patience_ns = self._timing.ns(self._timing.resume_s)
         broken = membership.broken_links(group, self._outbox.now_ns - patience_ns)
         since_ns = self._outbox.now_ns - self._timing.ns(self._timing.link_s)
         lasting = membership.broken_links(group, since_ns) if broken else {}
+        silent = set(self._silent(group)) if broken else set[PeerId]()
         waiting: list[Ballot] = []
         started = [
             ballot
@@ -90,7 +93,8 @@ class StallWatch:
             self._links.demand(pairs)
             if any(map(self._links.may_meet, pairs)):
                 return
-            if pairs and ballot.is_gathered and not ballot.separated(lasting):
+            awaits = not silent.isdisjoint(chain.from_iterable(pairs))
+            if pairs and ballot.is_gathered and (awaits or not ballot.separated(lasting)):
                 waiting.append(ballot)
                 continue
             if pairs and ballot.way_out and not ballot.follows_ring:

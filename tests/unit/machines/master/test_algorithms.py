@@ -387,6 +387,20 @@ def test_a_sparse_reduce_waits_for_a_redial_or_a_relay() -> None:
     assert aborts[0].reason.startswith("peers 1, 3 have no link (reset); a sparse reduce needs")
 
 
+def test_a_sparse_reduce_waits_for_the_verdict_on_a_silent_member() -> None:
+    """It may be dead, and its connection open: then its links say nothing about the others."""
+    master = new(4)
+    sparse = replace(by(MESH), quantization=Quantization(WireFormat.SPARSE, 128))
+    asked = op(view=view_of(master)[0])
+    for peer in (1, 2, 3, 4):
+        master.hear(peer, msg.OperationRequest(asked, sparse))
+    master.hear(3, msg.LinkReport(PeerId(1), False, "refused"))
+    master.wait(5, 1, 2, 3, 4)
+    assert told(master.wait(8, 2, 3, 4), msg.OperationEnded) == []
+    aborts = [message for _, message in told(master.wait(4, 2, 3, 4), msg.OperationEnded)]
+    assert [(m.operation, m.abort) for m in aborts] == [(asked, AbortCause.MEMBER_LOST)] * 3
+
+
 def test_a_sparse_reduce_keeps_no_other_operation_waiting() -> None:
     master = new(4)
     sparse = replace(by(MESH), quantization=Quantization(WireFormat.SPARSE, 128))
