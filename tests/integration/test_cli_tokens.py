@@ -35,7 +35,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ready_pccl: tuple[str,
     monkeypatch.setattr(f"{__name__}.PCCL", ready_pccl)
     for name in ("PCCL_TOKEN", "PCCL_TOKEN_FILE", "PCCL_MASTER"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    for folder in ("XDG_RUNTIME_DIR", "TMPDIR"):  # a run of another test has its file in the second
+        monkeypatch.setenv(folder, str(tmp_path))
     return tmp_path
 
 
