@@ -182,14 +182,14 @@ def first_and_second(said: dict[str, Path]) -> tuple[str, str]:
 @pytest.mark.parametrize("whose", [0, 1])
 @pytest.mark.parametrize("wanted", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_one_ends_and_so_does_the_other(
-    tmp_path: Path, master: str, wanted: str, whose: int
+    ready_host: Host, tmp_path: Path, master: str, wanted: str, whose: int
 ) -> None:
     said = {name: tmp_path / f"stderr {name}" for name in ("one", "other")}
     with contextlib.ExitStack() as stack:
         processes: dict[str, subprocess.Popen[str]] = {}
         for name, path in said.items():
             stderr = stack.enter_context(path.open("w"))
-            made = host(tmp_path, master, "--peers", "2", *ENDLESS, stderr=stderr)
+            made = ready_host(master, "--peers", "2", *ENDLESS, stderr=stderr)
             processes[name] = stack.enter_context(made)
         ranks = first_and_second(said)
         first, second = ranks[whose], ranks[1 - whose]

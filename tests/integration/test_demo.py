@@ -71,11 +71,12 @@ def pids_when_training(demo: subprocess.Popen[str]) -> list[int]:
 
 
 @pytest.mark.parametrize("wanted", ["SIGINT", "SIGTERM", "death of a peer"])
-def test_no_process_is_left(wanted: str, tmp_path: Path) -> None:
-    """No fork stands for the command: signals must find its own processes."""
+def test_no_process_is_left(wanted: str, ready_pccl: tuple[str, ...], tmp_path: Path) -> None:
+    """Once no fork stands for the command: a Ctrl-C must find its own processes."""
+    command = (*(PCCL if wanted == "SIGINT" else ready_pccl), "demo")
     options = ("--peers", "2", "--no-kill", "--steps", "100000", "--out", "picture.png")
     merged = subprocess.STDOUT
-    with running(*PCCL, "demo", *options, cwd=tmp_path, env=FROM_ANYWHERE, stderr=merged) as demo:
+    with running(*command, *options, cwd=tmp_path, env=FROM_ANYWHERE, stderr=merged) as demo:
         pids = pids_when_training(demo)
         assert len(pids) == 3
         began = time.monotonic()

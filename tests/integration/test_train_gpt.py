@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 import plot_losses  # noqa: E402
 import train_gpt  # noqa: E402
 
-from tests.support.commands import PCCL, environment_with, run_to_end  # noqa: E402
+from tests.support.commands import environment_with, run_to_end  # noqa: E402
 from tests.support.paths import ROOT  # noqa: E402
 
 SMALL = (
@@ -106,11 +106,13 @@ def test_a_resumed_run_ends_with_the_same_weights(
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="needs torch 2.9")
-def test_peers_with_muon_inside_end_alike(text: Path) -> None:
+def test_peers_with_muon_inside_end_alike(
+    text: Path, ready_pccl: tuple[str, ...], ready_python: tuple[str, ...]
+) -> None:
     words = "--mode sync --sync-every 5 --inner muon --steps 20"
     command = [*SMALL.replace("--mode alone", words).split(), "--text", str(text)]
     script = str(ROOT / "examples/train_gpt.py")
-    launched = (*PCCL, "launch", "-n", "2", "--", sys.executable, script, *command)
+    launched = (*ready_pccl, "launch", "-n", "2", "--", *ready_python, script, *command)
     ended = run_to_end(*launched, cwd=ROOT, env=environment_with(PYTHONPATH=str(ROOT)))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     weights = re.findall(r"weights: ([0-9a-f]{16})", ended.stdout)
