@@ -14,6 +14,7 @@ import pytest
 
 import pccl
 from pccl import Attribute, Timing
+from pccl.machines.master import inquiries
 from pccl.machines.master.machine import MasterMachine
 from pccl.protocol.guards.log_quota import LogQuota
 from pccl.protocol.handshake.exchange import Handshake
@@ -56,6 +57,12 @@ def all_log_lines(monkeypatch: pytest.MonkeyPatch) -> None:
         return True
 
     monkeypatch.setattr(LogQuota, "admit", admit)
+
+
+@pytest.fixture
+def quick_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masters in this process wait for the answer of a peer for one second, not for three."""
+    monkeypatch.setattr(inquiries, "ANSWER_S_MAX", 1)
 
 
 QUICK = Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)

@@ -194,6 +194,7 @@ with pccl.Communicator() as comm:
 """
 
 
+@pytest.mark.usefixtures("quick_silence")
 def test_why_inspects_a_joined_peer_of_its_own_machine(tmp_path: Path) -> None:
     """The master is no parent of the peer, and cannot know of its process."""
     (tmp_path / "pccl").mkdir(mode=0o700)

@@ -302,10 +302,11 @@ async def _damage(kind: EvidenceKind) -> tuple[bytes, str]:
     return b"no evidence", ""
 
 
+@pytest.mark.usefixtures("quick_silence")
 @pytest.mark.parametrize(
     ("source", "error", "reason"),
     [
-        (_hang, PeerSilent, "peer 2 did not answer within 3 s"),
+        (_hang, PeerSilent, "peer 2 did not answer within 1 s"),
         (_fail, NotAdmitted, "gathering evidence failed: LookupError: a bug"),
         (None, NotAdmitted, "this peer gives no evidence"),
         (_damage, RemoteProtocolError, "the evidence of the peer is not valid: Error -3"),

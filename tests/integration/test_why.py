@@ -171,6 +171,7 @@ else:
         crew.start(advertise=str(door.address), listen=f"127.0.0.1:{port}")
         return door
 
+    @pytest.mark.usefixtures("quick_silence")
     def test_a_stopped_process(crew: Crew) -> None:
         crew.connect()
         victim = crew.peers[1].process
@@ -240,6 +241,7 @@ else:
         assert found.peers == (3,)
         assert os.strerror(errno.ENOSPC) in found.text
 
+    @pytest.mark.usefixtures("quick_silence")
     def test_a_master_that_one_member_cannot_reach(crew: Crew) -> None:
         way = crew.stack.enter_context(ProxyThread(crew.address, LinkSpec.parse("")))
         crew.start()
