@@ -22,7 +22,7 @@ from tests.support.patience import LIMIT_S
 from tests.support.ports import free_port
 from tests.support.waiting import until
 
-QUICK = pccl.Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01, dial_s=1.0, resume_s=0.4)
+QUICK = pccl.Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01, dial_s=0.5, resume_s=0.4)
 NET = f"127.{os.getpid() // 250 % 250 + 1}.{os.getpid() % 250 + 1}"
 """Addresses of this process: the master has .1, the peers .2 to .5, their NATs .12 to .15."""
 MASTER = f"{NET}.1"

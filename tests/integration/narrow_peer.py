@@ -15,7 +15,7 @@ from pccl.telemetry.events import LargePacketsLost
 
 
 def main(master: str, call: str) -> None:
-    with pccl.Communicator(master, map_port=False, timing=pccl.Timing(lane_stall_s=4.0)) as comm:
+    with pccl.Communicator(master, map_port=False, timing=pccl.Timing(lane_stall_s=2.0)) as comm:
         is_told = threading.Event()
         comm.on_event(lambda told: is_told.set() if isinstance(told, LargePacketsLost) else None)
         comm.connect(min_peers=2)

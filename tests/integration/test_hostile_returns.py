@@ -38,7 +38,7 @@ QUICK = Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.05, recovery_s=1.
 RUN, INVENTED = b"the run of these", b"never was a run!"
 TOKEN = b"a token that is long enough for all"
 MIB = 1 << 20
-LOAD_S = 8.0
+LOAD_S = 4.0
 GROWTH_BYTES_MAX = 96 * MIB
 """One report may take 32 MiB, its last message 20 MiB while it is decoded; the rest is what the
 allocator keeps."""

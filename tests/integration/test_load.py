@@ -170,7 +170,7 @@ else:
             for peer in crew.peers:
                 peer.answer()
             assert attacker.hear()[1] == "admitted"
-        time.sleep(1.0)  # the load has begun
+        time.sleep(0.3)  # the load has begun
         victim = crew.peers[1]
         stopped_s = victim.stop()
         survivors = [peer for peer in crew.peers if peer is not victim]

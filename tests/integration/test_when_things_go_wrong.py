@@ -242,7 +242,7 @@ else:
         scene.answer("bob")
 
     def stop(scene: Scene) -> None:
-        scene.begin(deadline_s=patient(3.0), waiting_report_s=patient(1.0))
+        scene.begin(deadline_s=patient(2.0), waiting_report_s=patient(0.5))
         bob = scene.peers["bob"].process
         bob.send_signal(signal.SIGSTOP)
         wait_stopped(bob.pid)
@@ -280,7 +280,7 @@ else:
         scene.answer(*NAMES)
 
     def master_gone(scene: Scene) -> None:
-        scene.begin(master_lost_s=patient(2.0))
+        scene.begin(master_lost_s=patient(1.0))
         scene.master.interrupt()
         scene.do("step", *NAMES)
 
@@ -304,7 +304,7 @@ else:
         scene.answer("alice", "bob")
 
     def slow_peer(scene: Scene) -> None:
-        scene.begin(waiting_report_s=patient(1.0))
+        scene.begin(waiting_report_s=patient(0.5))
         scene.tell("reduce", "alice", "carol")
         for name in ("alice", "carol"):
             scene.wait_for(name, "has waited")
