@@ -220,7 +220,7 @@ def report(rng: Random) -> list[msg.Message]:
     return [*words, msg.Reported()] if rng.random() < 0.9 else words
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(SEEDS)
 def test_any_messages_to_a_master(seed: int) -> None:
     """One that has just begun, waits for its members, coordinates them, or stands by."""

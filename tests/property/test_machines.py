@@ -525,7 +525,7 @@ class MasterAlone:
                 return self._greeting()[1]
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(SEEDS)
 def test_a_master_survives_anything_that_peers_may_send(seed: int) -> None:
     world = MasterAlone(seed)
@@ -1198,7 +1198,7 @@ class World:
                 assert set(results[0].contributors) == {process.id for process in peers}
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(SEEDS, st.integers(2, 5), st.sampled_from([1, 1, 2]))
 def test_members_that_wait_for_each_other_are_told_and_nobody_else(
     seed: int, processes: int, groups: int
@@ -1241,7 +1241,7 @@ def test_members_that_wait_for_each_other_are_told_and_nobody_else(
     assert not world.stuck()
 
 
-@settings(max_examples=800)
+@settings(max_examples=400)
 @given(SEEDS, st.integers(2, 5), st.sampled_from([1, 1, 2]))
 def test_a_run_keeps_its_promises_and_recovers_from_anything(
     seed: int, processes: int, groups: int

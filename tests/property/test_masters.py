@@ -611,19 +611,19 @@ def test_whoever_hears_that_a_view_is_closed_knows_what_was_committed_in_it() ->
     assert [m.applied[0] for m in (two, three, four)] == [operation] * 3
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(SEEDS, st.integers(2, 7))
 def test_two_masters_never_both_move_a_run(seed: int, size: int) -> None:
     World(seed, size).live(40)
 
 
-@settings(max_examples=30)
+@settings(max_examples=18)
 @given(SEEDS, st.integers(2, 7))
 def test_half_open_masters_and_leaving_callers_see_one_outcome(seed: int, size: int) -> None:
     World(seed, size, unruly=True).live(40)
 
 
-@settings(max_examples=30)
+@settings(max_examples=18)
 @given(SEEDS, st.integers(2, 7))
 def test_imposters_have_no_part_in_any_outcome(seed: int, size: int) -> None:
     """They know the token, the run, the members' ids and ports, and have keys of their own."""

@@ -405,7 +405,7 @@ def test_what_is_owed_does_not_depend_on_the_next_weight(
 ) -> None:
     """Weights change a thousandfold, and are 0 at times: all the same, what the results have lost
     so far is a rounding or two of the last round, and does not add up."""
-    world_size, count, rounds = 4, 200, 40
+    world_size, count, rounds = 4, 200, 24
     draw = np.random.default_rng(7)
     owed = [ErrorFeedback() for _ in range(world_size)]
     lost = {"with": np.zeros(count), "without": np.zeros(count)}

@@ -171,7 +171,7 @@ def bound(
 
 @pytest.mark.parametrize("stochastic", [False, True])
 @pytest.mark.parametrize(("wire", "kind"), CASES)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(drawing=ARRAYS, block=BLOCKS, specials=st.integers(0, 3))
 def test_error_bound_of_each_value(
     wire: WireFormat,
@@ -236,7 +236,7 @@ def finite_numbers(kind: DataType) -> st.SearchStrategy[float]:
 
 
 @pytest.mark.parametrize(("wire", "kind"), CASES)
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(data=st.data(), count=st.integers(1, 70), block=BLOCKS, stochastic=st.booleans())
 def test_a_constant_comes_back_exactly(
     wire: WireFormat, kind: DataType, data: st.DataObject, count: int, block: int, stochastic: bool
@@ -247,7 +247,7 @@ def test_a_constant_comes_back_exactly(
 
 
 @pytest.mark.parametrize(("wire", "kind"), CASES)
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(data=st.data(), drawing=ARRAYS, block=BLOCKS, specials=st.integers(0, 3))
 def test_a_constant_block_among_others_comes_back_exactly(
     wire: WireFormat,

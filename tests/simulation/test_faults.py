@@ -132,14 +132,14 @@ def test_half_open_connections_are_found_out() -> None:
         assert verdict.done["converged"] == 1
 
 
-def test_nobody_who_is_only_slow_is_removed_in_an_hour() -> None:
+def test_nobody_who_is_only_slow_is_removed_in_half_an_hour() -> None:
     """Default deadlines: long computations, calls that hold the interpreter lock, machines that
     sleep, processes without CPU."""
     rng = Random(7)
-    hour_ns = 3600 * NS_PER_S
+    half_hour_ns = 1800 * NS_PER_S
     longest_ns = round((Timing().deadline_s - 1.5) * NS_PER_S)
     faults: list[Fault] = []
-    for begin_ns in range(10 * NS_PER_S, hour_ns, 25 * NS_PER_S):
+    for begin_ns in range(10 * NS_PER_S, half_hour_ns, 25 * NS_PER_S):
         peer, pause_ns = rng.randrange(3), rng.randint(NS_PER_S // 2, longest_ns)
         faults.append(
             rng.choice(
@@ -156,11 +156,11 @@ def test_nobody_who_is_only_slow_is_removed_in_an_hour() -> None:
         min_peers=3,
         timing=Timing(),
         pause_ns=7 * NS_PER_S,
-        stop_ns=hour_ns,
+        stop_ns=half_hour_ns,
         settles_ns=0,
     )
-    assert verdict.virtual_s >= 3600
-    assert sum(verdict.faults.values()) == len(faults) > 100
+    assert verdict.virtual_s >= 1800
+    assert sum(verdict.faults.values()) == len(faults) > 70
     assert removed(verdict) == 0
     assert verdict.aborts == 0
     assert verdict.endings == {"finished": 3}
@@ -241,7 +241,7 @@ def test_a_failing_scenario_is_reduced_and_still_fails_from_its_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     bug = "no_restore_after_completion"
-    arguments = ["sim", "--planted", bug, "--first", "--shrink", "--jobs", "1", "--seeds", "0:50"]
+    arguments = ["sim", "--planted", bug, "--first", "--shrink", "--jobs", "1", "--seeds", "36:50"]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 1
     (path,) = tmp_path.glob("seed-*.json")

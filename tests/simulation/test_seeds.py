@@ -221,7 +221,7 @@ FAILED_ONCE = {
 }
 """Seeds of each mix that have failed once, and why."""
 
-HASHED = 12
+HASHED = 6
 """Seeds of the default mix that are played again, under another hash seed."""
 
 TIMES = {"default": 4, "two-masters": 2, "corruption": 2, "quorum": 2}
