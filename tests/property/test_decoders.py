@@ -87,7 +87,7 @@ from tests.support.secrets import secrets_of
 
 T = TypeVar("T")
 
-EXAMPLES = 150
+EXAMPLES = 300
 SEEDS = st.integers(0, (1 << 32) - 1)
 ROOMS = ("pccl", "transports", "stress")
 MEMORY_MAX = 1 << 20
@@ -803,7 +803,7 @@ def test_what_is_only_announced_costs_nothing(name: str) -> None:
     inputs = [
         form
         for raw, huge in itertools.product(chosen, ANNOUNCED)
-        for at in rng.sample(range(len(raw) + 1), min(8, len(raw) + 1))
+        for at in rng.sample(range(len(raw) + 1), min(12, len(raw) + 1))
         for overwritten in [raw[:at] + huge + raw[at + len(huge) :]]
         for form in (decoder.fit(overwritten), overwritten)
     ]

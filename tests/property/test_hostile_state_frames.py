@@ -225,7 +225,7 @@ def draw_frame(rng: Random, scene: Scene) -> bytes:
     return drawn[: rng.randrange(len(drawn))] if rng.random() < 0.02 else drawn
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(SEEDS, st.booleans(), st.booleans())
 def test_any_frames(seed: int, hostile_source: bool, in_swarm: bool) -> None:
     rng = Random(seed)
