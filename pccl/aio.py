@@ -23,6 +23,7 @@ from pccl._api.arguments import (
     verify_request,
 )
 from pccl._api.base import CommunicatorBase
+from pccl._api.exchanges import Exchanges
 from pccl._api.handles import AsyncReduceHandle
 from pccl._api.reports import MemberInfo
 from pccl._api.session import CheckedCall
@@ -48,7 +49,7 @@ _T = TypeVar("_T")
 __all__ = ["AsyncReduceHandle", "Communicator", "MemberInfo", "ReduceInfo"]
 
 
-class Communicator(CommunicatorBase):
+class Communicator(CommunicatorBase, Exchanges):
     """One process's membership in a run; see :class:`pccl.Communicator` for all details.
 
     Use with ``async with``, or call ``await close()``. For the arguments see
@@ -213,14 +214,7 @@ class Communicator(CommunicatorBase):
         Raises:
             TooFewPeers, PCCLError, ValueError, TypeError: as for ``all_reduce``.
         """
-        if request.retry:
-            raise ValueError(
-                "all_reduce_async cannot retry: after a loss the group has changed, and the "
-                "handle must report that first. Omit retry, and reduce again if the handle fails"
-            )
-        launch = self._session.launch
-        ticket = await self._run(CheckedCall("all_reduce_async", launch, request, joint=False))
-        return AsyncReduceHandle(self._session, ticket)
+        return await self._start("all_reduce_async", request)
 
     @asking(list_request)
     async def all_reduce_many(self, request: ReduceRequest) -> ReduceInfo:

@@ -56,6 +56,22 @@ class Communicator(CommunicatorBase):
     verify = blocking(aio.Communicator.verify)
     broadcast = blocking(aio.Communicator.broadcast)
     barrier = blocking(aio.Communicator.barrier)
+    all_gather = blocking(aio.Communicator.all_gather)
+    gather = blocking(aio.Communicator.gather)
+    scatter = blocking(aio.Communicator.scatter)
+    all_to_all = blocking(aio.Communicator.all_to_all)
+    reduce_scatter = blocking(aio.Communicator.reduce_scatter)
+    reduce = blocking(aio.Communicator.reduce)
+    all_gather_async = blocking(aio.Communicator.all_gather_async)
+    gather_async = blocking(aio.Communicator.gather_async)
+    scatter_async = blocking(aio.Communicator.scatter_async)
+    all_to_all_async = blocking(aio.Communicator.all_to_all_async)
+    reduce_scatter_async = blocking(aio.Communicator.reduce_scatter_async)
+    reduce_async = blocking(aio.Communicator.reduce_async)
+    broadcast_async = blocking(aio.Communicator.broadcast_async)
+    barrier_async = blocking(aio.Communicator.barrier_async)
+    all_gather_object = blocking(aio.Communicator.all_gather_object)
+    broadcast_object = blocking(aio.Communicator.broadcast_object)
 
     def close(self) -> None:
         """Leave the run and free all resources. Idempotent; later calls raise NotConnected."""

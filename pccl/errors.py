@@ -74,15 +74,21 @@ RESULT_OF_CALL = {
     "are_peers_pending": Result.INVALID_USAGE,
     "optimize_topology": Result.TOPOLOGY_OPTIMIZATION_FAILED,
     "all_reduce": Result.RANK_CONNECTION_LOST,
-    "all_reduce_async": Result.RANK_CONNECTION_LOST,
     "all_reduce_many": Result.RANK_CONNECTION_LOST,
     "all_reduce_multiple_with_retry": Result.RANK_CONNECTION_LOST,
     "broadcast": Result.RANK_CONNECTION_LOST,
     "barrier": Result.RANK_CONNECTION_LOST,
+    "all_gather": Result.RANK_CONNECTION_LOST,
+    "gather": Result.RANK_CONNECTION_LOST,
+    "scatter": Result.RANK_CONNECTION_LOST,
+    "all_to_all": Result.RANK_CONNECTION_LOST,
+    "reduce": Result.RANK_CONNECTION_LOST,
+    "reduce_scatter": Result.RANK_CONNECTION_LOST,
     "sync_shared_state": Result.INVALID_USAGE,
     "verify": Result.INVALID_USAGE,
 }
-"""Status code of the errors in ``TOLD_PER_CALL``, by the name of the call."""
+"""Status code of the errors in ``TOLD_PER_CALL``, by the name of the call; the same for that name
+with ``_async`` or ``_object``."""
 
 
 _SET_ANEW = ("result", "func")
@@ -90,7 +96,8 @@ _SET_ANEW = ("result", "func")
 
 def named(error: PCCLError, func: str) -> PCCLError:
     """Return a copy of ``error`` that names the call ``func`` and has its status code."""
-    told = RESULT_OF_CALL.get(func) if isinstance(error, TOLD_PER_CALL) else None
+    call = func.removesuffix("_async").removesuffix("_object")
+    told = RESULT_OF_CALL.get(call) if isinstance(error, TOLD_PER_CALL) else None
     copy = type(error)(error.result if told is None else told, func, error.reason)
     said = {name: value for name, value in vars(error).items() if name not in _SET_ANEW}
     vars(copy).update(said)  # other attributes, such as completed_tags and cause

@@ -211,11 +211,11 @@ class Lane:
             else:
                 self._current = None
 
-    def detach(self, operation: OperationId, tensor: memoryview) -> None:
-        """Send the rest of ``operation`` from ``tensor``; see ``Link.detach``."""
+    def detach(self, operation: OperationId, payload_of: Callable[[FrameHeader], Payload]) -> None:
+        """Send the rest of ``operation`` from other memory; see ``Link.detach``."""
         frame = self._current
         if frame is not None and frame.header.operation == operation:
-            frame.detach(tensor)
+            frame.detach(payload_of)
 
     def carry(self, frame: Frame) -> None:
         """Send a segment at once. The lane must be ready."""
@@ -438,15 +438,15 @@ class Link:
         for lane in self._lanes:
             lane.revoke(operation)
 
-    def detach(self, operation: OperationId, tensor: memoryview) -> None:
-        """Send the rest of ``operation`` from ``tensor``, a copy of the result.
+    def detach(self, operation: OperationId, payload_of: Callable[[FrameHeader], Payload]) -> None:
+        """Send the rest of ``operation`` from the memory that ``payload_of`` returns.
 
         Afterwards the link reads no other memory of the operation.
         """
         for frame in self.queues.get(operation, ()):
-            frame.detach(tensor)
+            frame.detach(payload_of)
         for lane in self.lanes:
-            lane.detach(operation, tensor)
+            lane.detach(operation, payload_of)
 
     # -- lanes ---------------------------------------------------------------------------------
 

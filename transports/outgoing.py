@@ -40,10 +40,10 @@ class Frame:
         self._check = check
         self._head = b""
 
-    def detach(self, tensor: memoryview) -> None:
-        """If this frame has a segment, send its payload from ``tensor`` instead."""
+    def detach(self, payload_of: Callable[[FrameHeader], Payload]) -> None:
+        """If this frame has a segment, take its payload from ``payload_of`` instead."""
         if self.header.kind is FrameKind.DATA:
-            self._payload = tensor[self.header.offset : self.header.offset + self.header.length]
+            self._payload = payload_of(self.header)
 
     def keep(self) -> None:
         """Copy the payload, because its owner is about to reuse the memory."""

@@ -2,6 +2,9 @@
 
 * ``signatures``: makes the methods of both communicators from one signature.
 * ``arguments``: checks every argument of a call, and makes a request from them.
+* ``exchange_arguments``: the same for exchanges and reductions of parts.
+* ``exchanges``: the asyncio calls for these, for objects, and those that return a handle.
+* ``objects``: objects as bytes: MessagePack, or pickle if the caller trusts all members.
 * ``session``: the engine of a communicator on the I/O thread.
 * ``callers``: threads and tasks that call, and whether all of them wait in joint calls.
 * ``recording``: the record of a peer, as an answer or in a file.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from pccl._api.draining import drain
+from pccl._api.handles import AsyncReduceHandle
 from pccl._api.listening import reachable_at, why_unmapped
 from pccl._api.reports import Attribute, MemberInfo, Status, members_of
-from pccl._api.session import Session
+from pccl._api.session import CheckedCall, Session
 from pccl.checks import (
     STEP_MAX,
     check_figures,
@@ -41,7 +44,10 @@ from pccl.observe.logs import show_log
 from pccl.observe.process import dump_stacks_on_request
 from pccl.protocol.limits import Timing
 from pccl.runtime.control.greeting import encryption
+from pccl.runtime.requests import ReduceInfo, ReduceRequest
 from pccl.telemetry.events import PeerReport
+
+_T = TypeVar("_T")
 
 
 class CommunicatorBase:
@@ -134,6 +140,24 @@ class CommunicatorBase:
     def __repr__(self) -> str:
         name = f"{type(self).__module__}.{type(self).__qualname__}"
         return f"<{name}: {self._session.describe()}>"
+
+    @abstractmethod
+    async def _run(self, call: CheckedCall[Any, _T]) -> _T:
+        """Make a call, and wait for its end."""
+        ...
+
+    async def _reduce(self, call_name: str, request: ReduceRequest) -> ReduceInfo:
+        return await self._run(CheckedCall(call_name, self._engine.reduce, request))
+
+    async def _start(self, call_name: str, request: ReduceRequest) -> AsyncReduceHandle:
+        if request.retry:
+            raise ValueError(
+                f"{call_name} cannot retry: after a loss the group has changed, and the "
+                "handle must report that first. Omit retry, and call again if the handle fails"
+            )
+        launch = self._session.launch
+        ticket = await self._run(CheckedCall(call_name, launch, request, joint=False))
+        return AsyncReduceHandle(self._session, ticket, call_name)
 
     def get_attribute(self, attribute: Attribute | str) -> int:
         """Return a size, as of this peer's last joint call. Local; never blocks.

@@ -23,8 +23,6 @@ from pccl.runtime.calls import JointWork
 from pccl.runtime.io_thread import INTERRUPT_POLL_S, Submission, ended
 from pccl.runtime.requests import ReduceInfo
 
-FUNC = "all_reduce_async"
-
 NO_INFO = ReduceInfo(0, 0, 0)
 """The info of a reduce that failed."""
 
@@ -36,7 +34,8 @@ class AsyncReduceHandle:
     program may drop the handle: the reduce continues without it.
     """
 
-    def __init__(self, session: Session, ticket: int) -> None:
+    def __init__(self, session: Session, ticket: int, func: str) -> None:
+        self._func = func
         self._session = session
         self._ticket = ticket
         self._lock = threading.Lock()
@@ -161,7 +160,7 @@ class AsyncReduceHandle:
     def _told(self) -> ReduceInfo:
         outcome = self._outcome
         if isinstance(outcome, PCCLError):
-            raise named(outcome, FUNC) from outcome.__cause__
+            raise named(outcome, self._func) from outcome.__cause__
         if isinstance(outcome, BaseException):
             raise outcome
         assert outcome is not None

@@ -11,7 +11,7 @@ from pccl.machines.peer.events import CallEvent
 from pccl.machines.peer.operations import OpenOperation
 from pccl.machines.peer.words import call_name
 from pccl.protocol.types import NS_PER_S, Roster
-from pccl.runtime.collective.transfer import Transfer
+from pccl.runtime.collective.transfers.transfer import Transfer
 from pccl.runtime.engine import PeerEngine
 from pccl.telemetry.events import CallEnded
 from pccl.telemetry.names import with_name

@@ -2,14 +2,7 @@
 
 * ``layout``: how a tensor splits: into one chunk per rank, and each chunk into segments.
 * ``route``: the numbered segments that one rank sends to another in one collective.
-* ``schedule``: the interface of a chain's schedule, as one rank sees it.
-* ``ring``: ring all-reduce as a pure schedule: reduce-scatter, then all-gather, pipelined by
-  segment.
-* ``direct``: mesh and star all-reduce as one pure schedule: contributions to owners, results from
-  owners.
-* ``gather``: all-reduce of sparse contributions, which each rank adds up, as a pure schedule.
-* ``broadcast``: broadcast as a pure schedule: a chain in ring order that starts at the root.
-* ``plan``: the schedule of an operation. All members derive the same one.
+* ``schedules``: what each rank of a collective sends, and what each arrival causes.
 * ``bitmap``: a bitmap of the segments that have arrived, for the sender after a lost lane.
 * ``reductions``: combining contributions: the arithmetic of every dtype and operation, in place.
 * ``weighting``: the factors and the divisor of a weighted average.

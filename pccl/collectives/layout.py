@@ -7,7 +7,7 @@ splits an element. All members compute the same layout from the same descriptor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 
@@ -45,19 +45,22 @@ class Segment:
 
     position: int
     offset: int
-    """In bytes from the start of the tensor."""
+    """In bytes from the start of the tensor; in an exchange, from the start of a block."""
     length: int
     """In bytes."""
     wire_length: int
     """Length on the wire, in bytes: the same unless the values are quantized."""
+    start: int = -1
+    """The first byte in memory; -1: ``offset``."""
     span: tuple[int, int] = field(init=False, compare=False, repr=False)
-    """(first byte, byte behind the last one) in the tensor."""
+    """(first byte, byte behind the last one) in memory."""
     wire_span: tuple[int, int] = field(init=False, compare=False, repr=False)
-    """(``offset``, ``offset`` + ``wire_length``)."""
+    """The same for ``wire_length`` bytes."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "span", (self.offset, self.offset + self.length))
-        object.__setattr__(self, "wire_span", (self.offset, self.offset + self.wire_length))
+        start = self.start if self.start >= 0 else self.offset
+        object.__setattr__(self, "span", (start, start + self.length))
+        object.__setattr__(self, "wire_span", (start, start + self.wire_length))
 
     @property
     def is_coded(self) -> bool:
@@ -106,6 +109,15 @@ class SegmentLayout:
                 offset += length
             self._chunks.append(tuple(segments))
         self.segment_count = position
+
+    @staticmethod
+    def of_chunks(chunks: Sequence[tuple[Segment, ...]]) -> SegmentLayout:
+        """Return a layout of these segments, whose positions are consecutive."""
+        made = SegmentLayout(0, 1, 1, 1)
+        made._chunks = list(chunks)
+        made.world_size, made.segment_count = len(chunks), sum(map(len, chunks))
+        made.nbytes = sum(segment.length for segment in made.segments())
+        return made
 
     def in_one_chunk(self) -> SegmentLayout:
         """Return the same segments as a single chunk, for a chain that sends them all in order."""

@@ -41,7 +41,7 @@ from pccl.protocol.link_messages import LinksMeasured as LinksMeasured
 from pccl.protocol.link_messages import Meet as Meet
 from pccl.protocol.link_messages import ProbeAddress as ProbeAddress
 from pccl.protocol.link_messages import Undialable as Undialable
-from pccl.protocol.operation import Eager
+from pccl.protocol.operation import BlockLengths, Eager
 from pccl.protocol.run_messages import EvidenceQuery as EvidenceQuery
 from pccl.protocol.run_messages import EvidenceReply as EvidenceReply
 from pccl.protocol.run_messages import EvidenceReport as EvidenceReport
@@ -250,6 +250,8 @@ class OperationRequest:
     """Of its contribution, if guarded; nil: not finite."""
     participants: Ranks = b""
     """The members for which it has posted them, after ``OperationNarrowed``."""
+    blocks: BlockLengths | None = None
+    """The lengths of its blocks in an exchange; nil: another collective."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Annotated
 
-from pccl.protocol.types import Descriptor, PeerId
+from pccl.protocol.types import AtMost, Below, Descriptor, PeerId
 
 LATE_BYTES_MAX = 256 << 20
 """Bytes of results that a member keeps for late members; it keeps no larger result."""
@@ -49,6 +51,22 @@ class Eager(enum.IntEnum):
     """The places of segments in its memory. The rest waits for the start."""
     SEGMENTS = 2
     """Everything. The member does not wait for the start."""
+
+
+EXCHANGE_MEMBERS_MAX = 1024
+"""The largest group that exchanges blocks; a request has two lengths for each member."""
+ELEMENTS_MAX = 1 << 63
+Lengths = Annotated[tuple[Annotated[int, Below(ELEMENTS_MAX)], ...], AtMost(EXCHANGE_MEMBERS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLengths:
+    """The lengths of the blocks that one member of an exchange gives and takes, by rank."""
+
+    gives: Lengths
+    """Number of elements for each member, this one included."""
+    takes: Lengths
+    """Number of elements that it expects from each member."""
 
 
 def to_ranks(peers: Collection[PeerId], ring: tuple[PeerId, ...]) -> bytes:

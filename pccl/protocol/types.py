@@ -61,6 +61,25 @@ class Collective(enum.IntEnum):
     BARRIER = 3
     SYNC = 4
     """Members synchronize or compare their shared states."""
+    ALL_GATHER = 5
+    GATHER = 6
+    SCATTER = 7
+    ALL_TO_ALL = 8
+    REDUCE = 9
+    REDUCE_SCATTER = 10
+
+    @cached_property
+    def label(self) -> str:
+        """The name that users write."""
+        return self.name.lower()
+
+
+EXCHANGES = frozenset(
+    {Collective.ALL_GATHER, Collective.GATHER, Collective.SCATTER, Collective.ALL_TO_ALL}
+)
+"""The collectives in which members give each other blocks of values, and combine none."""
+REDUCTIONS_OF_PARTS = frozenset({Collective.REDUCE, Collective.REDUCE_SCATTER})
+"""The reductions of which a member gets a part of the result, or nothing."""
 
 
 class Algorithm(enum.IntEnum):
@@ -278,7 +297,7 @@ class Descriptor:
     count: int
     collective: Collective = Collective.ALL_REDUCE
     root: int = 0
-    """The rank whose values are broadcast."""
+    """The rank that a broadcast or scatter starts from, or a gather or reduce ends at."""
     quantization: Quantization = UNQUANTIZED
     algorithm: Algorithm = Algorithm.AUTO
     """Algorithm of an all-reduce. ``settled`` replaces AUTO before the peer sends the request."""
@@ -307,6 +326,36 @@ class Descriptor:
     def sync() -> Descriptor:
         """Describe an operation that synchronizes or compares shared state."""
         return Descriptor(DataType.UINT8, ReduceOp.SUM, 0, Collective.SYNC)
+
+    @staticmethod
+    def direct(
+        collective: Collective,
+        dtype: DataType,
+        *,
+        root: int = 0,
+        count: int = 0,
+        op: ReduceOp = ReduceOp.SUM,
+    ) -> Descriptor:
+        """Describe an exchange, or a reduction of parts with its operation and its count."""
+        return Descriptor(dtype, op, count, collective, root, algorithm=Algorithm.MESH)
+
+    @property
+    def is_exchange(self) -> bool:
+        """Whether members give each other blocks; each request names their lengths."""
+        return self.collective in EXCHANGES
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether each member sends its values to those that need them, without the ring.
+
+        A member may have its own result before others have its values.
+        """
+        return self.is_exchange or self.collective in REDUCTIONS_OF_PARTS
+
+    @property
+    def gives_all_the_same(self) -> bool:
+        """Whether all members get the same result, so that their digests must agree."""
+        return not self.is_direct or self.collective is Collective.ALL_GATHER
 
     @property
     def tensor_bytes(self) -> int:
@@ -361,6 +410,14 @@ class Descriptor:
                 return "shared state"
             case Collective.BROADCAST:
                 return f"broadcast of {what} from rank {self.root}"
+            case Collective.ALL_GATHER | Collective.ALL_TO_ALL:
+                return f"{self.collective.label} of {self.dtype.label}"
+            case Collective.GATHER | Collective.SCATTER:
+                return f"{self.collective.label} of {self.dtype.label} with root {self.root}"
+            case Collective.REDUCE_SCATTER:
+                return f"reduce_scatter ({op}) of {what}"
+            case Collective.REDUCE:
+                return f"reduce ({op}) of {what} with root {self.root}"
             case Collective.ALL_REDUCE if self.quantization.active:
                 return f"{op} of {what}{how}, quantized as {self.quantization}"
             case _:

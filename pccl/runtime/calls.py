@@ -38,7 +38,7 @@ from pccl.protocol.types import NS_PER_S, OperationId, RoundKind
 from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.collective.memory import LentRanges, Range
 from pccl.runtime.collective.operand import Operand
-from pccl.runtime.collective.transfer import Transfer
+from pccl.runtime.collective.transfers.transfer import Transfer
 from pccl.runtime.requests import (
     Deadline,
     JoinRequest,

@@ -655,6 +655,7 @@ class PeerEngine:
             ring=post.ring,
             own=self.machine.own.peer,
             residual=call.residual,
+            blocks=post.blocks,
         )
         self.keeper.use(partners)
 

@@ -17,8 +17,8 @@ from pccl.bindings.diloco.ledger import Ledger, Revisions
 from pccl.bindings.diloco.pipeline import Pipeline
 from pccl.collectives.reductions import Reduction
 from pccl.collectives.residual import Residual
-from pccl.collectives.ring import RingSchedule
 from pccl.collectives.route import Route
+from pccl.collectives.schedules.ring import RingSchedule
 from pccl.error_feedback import ErrorFeedback
 from pccl.machines.master.ballots.ballot import Commit, Decision
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
@@ -44,11 +44,12 @@ from pccl.protocol.errors import PCCLError
 from pccl.protocol.operation import Phase
 from pccl.protocol.shared_state import DIGEST_BYTES, Expected, Offer
 from pccl.protocol.types import Descriptor, Member, OperationId, PeerId
-from pccl.runtime.collective.chain_transfer import ChainTransfer
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.collective.outlet import Outlet
 from pccl.runtime.collective.plans import Plan, Plans
-from pccl.runtime.collective.transfer import Inlet, Placement, Transfer
+from pccl.runtime.collective.transfers.chain import ChainTransfer
+from pccl.runtime.collective.transfers.inlet import Inlet, Placement
+from pccl.runtime.collective.transfers.transfer import Transfer
 from pccl.runtime.collective.weighted_ranks import WeightedRanks
 from pccl.runtime.state import receiver
 from pccl.runtime.state.memory.fetched import FetchedPieces

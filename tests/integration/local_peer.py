@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pccl
-from pccl.runtime.collective.transfer import Placement
+from pccl.runtime.collective.transfers.inlet import Placement
 from pccl.transports.link import Lane
 from tests.support import waiting
 from tests.support.insides import engine_of, let_callers_leave

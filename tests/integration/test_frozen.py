@@ -26,7 +26,7 @@ import numpy as np
 
 import pccl
 from pccl.errors import Evicted
-from pccl.runtime.collective.transfer import Placement
+from pccl.runtime.collective.transfers.inlet import Placement
 from tests.support import members
 from tests.support.insides import knows_the_time
 from tests.support.patience import LIMIT_S, LONG_LIMIT_S, patient

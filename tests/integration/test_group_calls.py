@@ -55,7 +55,7 @@ def test_broadcast(run_of: Callable[..., Run], dtype: str, root: int) -> None:
 def test_a_reduce_in_the_background_cannot_retry(run_of: Callable[..., Run]) -> None:
     run = run_of(2)
     ones = [np.ones(3, np.float32) for _ in run.members]
-    with pytest.raises(ValueError, match="reduce again if the handle fails"):
+    with pytest.raises(ValueError, match="call again if the handle fails"):
         run.members[0].all_reduce_async(ones[0], retry=True)
     handles = [  # the refused one has not begun: its tag is free
         member.all_reduce_async(x) for member, x in zip(run.members, ones, strict=True)

@@ -34,7 +34,7 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.messages import OperationDone, OperationEnded, OperationStarted
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.clock import LoopClock
-from pccl.runtime.collective.transfer import Placement
+from pccl.runtime.collective.transfers.inlet import Placement
 from pccl.runtime.io_thread import IOThread
 from pccl.runtime.master_server import MasterServer
 from pccl.transports.base import Address

@@ -33,6 +33,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pccl._api.objects import decode_object
 from pccl.addresses import parse_address, parse_advertised, parse_masters, parse_proxies
 from pccl.checkpoint import Reader
 from pccl.cli.bench.statistics import Timed
@@ -588,6 +589,12 @@ DECODERS: dict[str, Decoder] = {
             "pccl/runtime/collective/coding.py Coding.decode",
             "pccl/runtime/collective/coding.py Coding.decode_in_place",
         ),
+    ),
+    "pccl/_api/objects.py decode_object": Decoder(
+        lambda data: repr(decode_object(np.frombuffer(data, np.uint8), 1, pickled=False)),
+        RemoteProtocolError,
+        (msgpack.packb({"a": [1, None, 2.5], "b": b"x"}), msgpack.packb([["y"], True])),
+        bend=bend_msgpack,
     ),
     "pccl/protocol/handshake/token.py parse_token": Decoder(
         parse_token, ValueError, (RunToken(bytes(32), 1, bytes(16)).text().encode(),)

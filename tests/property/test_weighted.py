@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pccl.collectives.layout import Segment
 from pccl.collectives.quantization import make_codec
 from pccl.collectives.reductions import Scratch
-from pccl.collectives.ring import RingSchedule
+from pccl.collectives.schedules.ring import RingSchedule
 from pccl.collectives.weighting import scale, total_weight, weigh
 from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.data_type import DataType

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from pccl.collectives.broadcast import BroadcastSchedule
-from pccl.collectives.ring import RingSchedule
+from pccl.collectives.schedules.broadcast import BroadcastSchedule
+from pccl.collectives.schedules.ring import RingSchedule
 
 Schedule = RingSchedule | BroadcastSchedule
 

@@ -28,7 +28,7 @@ from pccl.protocol.types import (
 from pccl.runtime.collective import memory
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.collective.operand import Operand, borrow, borrow_many
-from pccl.runtime.collective.transfer import Transfer
+from pccl.runtime.collective.transfers.transfer import Transfer
 from pccl.transports.link import Link
 from pccl.transports.outgoing import Payload
 from pccl.transports.sim.memory import SimMemories, SimMemory
@@ -50,7 +50,7 @@ class Wire(Link):
         self,
         peer: PeerId,
         queue: Callable[[FrameHeader, Payload], None],
-        copy_queued: Callable[[memoryview], None],
+        copy_queued: Callable[[Callable[[FrameHeader], Payload]], None],
     ) -> None:
         super().__init__(peer)
         self._carry = queue
@@ -75,8 +75,8 @@ class Wire(Link):
     def pulled(self, nbytes: int) -> None:
         pass
 
-    def detach(self, operation: OperationId, tensor: memoryview) -> None:
-        self._copy_queued(tensor)
+    def detach(self, operation: OperationId, payload_of: Callable[[FrameHeader], Payload]) -> None:
+        self._copy_queued(payload_of)
 
 
 @dataclass(slots=True)
@@ -139,11 +139,11 @@ class Ring:
                     payload = payload()
                 self.frames.append(Travelling(rank, target, header, payload))
 
-            def copy_queued(tensor: memoryview) -> None:
+            def copy_queued(payload_of: Callable[[FrameHeader], Payload]) -> None:
                 for frame in self.frames:
-                    if frame.source == rank and frame.header.kind is FrameKind.DATA:
-                        first = frame.header.offset
-                        frame.payload = tensor[first : first + frame.header.length]
+                    is_queued = (frame.source, frame.target) == (rank, target)
+                    if is_queued and frame.header.kind is FrameKind.DATA:
+                        frame.payload = payload_of(frame.header)
 
             wire = self._wires[rank, peer] = Wire(peer, queue, copy_queued)
             if self._memories:

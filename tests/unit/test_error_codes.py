@@ -59,10 +59,15 @@ def test_the_codes_per_call_are_the_documented_ones() -> None:
 def test_the_codes_are_those_of_pccl() -> None:
     assert {call: int(result) for call, result in RESULT_OF_CALL.items()} == {
         "connect": 6, "update_topology": 11, "are_peers_pending": 4, "optimize_topology": 12,
-        "all_reduce": 8, "all_reduce_async": 8, "all_reduce_multiple_with_retry": 8,
-        "all_reduce_many": 8,
-        "broadcast": 8, "barrier": 8, "sync_shared_state": 4, "verify": 4,
+        "all_reduce": 8, "all_reduce_multiple_with_retry": 8, "all_reduce_many": 8,
+        "broadcast": 8, "barrier": 8, "all_gather": 8, "gather": 8, "scatter": 8,
+        "all_to_all": 8, "reduce": 8, "reduce_scatter": 8, "sync_shared_state": 4, "verify": 4,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("call", ["all_reduce_async", "all_gather_object"])
+def test_a_variant_of_a_call_has_its_code(call: str) -> None:
+    assert named(errors.DeadlineExceeded(), call).result is Result.RANK_CONNECTION_LOST
 
 
 @pytest.mark.parametrize("call", [*RESULT_OF_CALL, "get_attribute"])

@@ -12,8 +12,9 @@ read another outcome since. State only.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pccl.machines.blocks import blocks_of
 from pccl.machines.peer import events as ev
 from pccl.machines.peer import words
 from pccl.machines.peer.contact import PeerOutbox
@@ -287,6 +288,11 @@ class JointCalls:
         error = self._refuse(event)
         if error is not None:
             return CallRejected(error)
+        if isinstance(event, ev.ReduceCall) and event.buffers is not None and not event.fits:
+            misfit = self._misfit(event, self._membership.seen)
+            if misfit is not None:
+                return CallRejected(misfit)
+            event = replace(event, fits=True)
         in_doubt = self._operations.in_doubt()
         if in_doubt:
             self.deferred.add(event, self._membership.seen)
@@ -371,13 +377,30 @@ class JointCalls:
         return self._allow(event)
 
     def _allow(self, event: JointCall) -> CallAllowed | CallRejected:
-        """Allow the call in the membership that its caller saw, unless its root does not exist."""
+        """Allow the call in the membership that its caller saw, if it fits that group."""
         seen = self.deferred.seen_at(event.call) or self._membership.seen
         assert seen is not None
         root = event.descriptor.root if isinstance(event, ev.ReduceCall) else 0
         if root >= len(seen.members):
             return CallRejected(words.no_such_root(root, len(seen.members)))
+        if self._misfit(event, seen) is not None:  # the caller had left the call that changed it
+            return CallRejected(words.group_changed(len(seen.members)))
         return CallAllowed(seen)
+
+    def _misfit(self, event: JointCall, seen: Roster | None) -> ValueError | None:
+        """Return why the buffers of a call do not fit a group; None: they do."""
+        if not isinstance(event, ev.ReduceCall) or event.buffers is None or seen is None:
+            return None
+        if self._own.peer not in seen.ring:
+            return None
+        rank, size, root = seen.ring.index(self._own.peer), len(seen.ring), event.descriptor.root
+        if root >= size:
+            return words.no_such_root(root, size)
+        try:
+            blocks_of(event.descriptor, event.buffers, rank, size)
+        except ValueError as error:
+            return error if size > 1 else None  # who is alone gets another error
+        return None
 
     def _refuse(self, event: JointCall) -> errors.PCCLError | None:
         if self._own.standing is Standing.CLOSED:

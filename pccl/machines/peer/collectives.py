@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pccl.machines.blocks import blocks_of
 from pccl.machines.peer import events as ev
 from pccl.machines.peer import words
 from pccl.machines.peer.calls import Refusals
@@ -203,7 +204,7 @@ class Collectives:
                 pass
 
     def _call_alone(self, event: ev.ReduceCall, seen: Roster) -> None:
-        if event.descriptor.collective is Collective.ALL_REDUCE:
+        if event.descriptor.collective not in (Collective.BROADCAST, Collective.BARRIER):
             self._out.raise_(event.call, words.alone_in_the_group())
         else:  # no other member takes part
             operation = self._operations.next_id(seen, self._own.group, event.tag)
@@ -214,6 +215,9 @@ class Collectives:
         what, call = event.descriptor.settled(seen.algorithms, near=seen.is_near), event.call
         made = OpenOperation(operation, what, seen.ring, call, event.detached)
         made.weight, made.norm = event.weight, event.norm
+        if event.buffers is not None and what.is_exchange:
+            rank = seen.ring.index(self._own.peer)
+            made.blocks = blocks_of(what, event.buffers, rank, len(seen.ring))
         return made
 
     def _open(self, operation: OpenOperation) -> None:
@@ -227,7 +231,8 @@ class Collectives:
 
     def _post(self, operation: OpenOperation, *begin: ev.Begin) -> None:
         assert operation.call is not None
-        post = ev.Post(operation.call, operation.id, operation.descriptor, operation.ring)
+        what, ring = operation.descriptor, operation.ring
+        post = ev.Post(operation.call, operation.id, what, ring, operation.blocks)
         self._out.add(post, *begin)
         self._out.send(operation.request())
 

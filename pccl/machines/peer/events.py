@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pccl.machines.blocks import BufferLengths
 from pccl.machines.reachability import AddressTried, MeetPeer, TryAddress
 from pccl.machines.reachability import LinkChanged as LinkChanged
 from pccl.machines.reachability import LinkMeasurements as LinkMeasurements
@@ -12,7 +13,7 @@ from pccl.machines.results import ReduceResult as ReduceResult
 from pccl.machines.results import SyncResult as SyncResult
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
-from pccl.protocol.operation import Eager
+from pccl.protocol.operation import BlockLengths, Eager
 from pccl.protocol.run_messages import EvidenceKind
 from pccl.protocol.shared_state import Difference, Elected, Offer
 from pccl.protocol.status_report import Figures
@@ -71,6 +72,10 @@ class ReduceCall:
     """Weight of this peer's contribution to a weighted average."""
     norm: float | None = 0.0
     """L2 norm of that contribution, if the average has a guard; None: not finite."""
+    buffers: BufferLengths | None = None
+    """The caller's buffers, if their lengths depend on the group."""
+    fits: bool = False
+    """Whether they fit the group that the caller saw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,34 +254,11 @@ class Tick:
 
 
 PeerEvent = (
-    JoinCall
-    | RoundCall
-    | ReduceCall
-    | SyncCall
-    | Claim
-    | Forget
-    | LeaveCall
-    | CallersAsked
-    | Close
-    | ControlOpened
-    | ControlMessage
-    | ControlClosed
-    | LinkChanged
-    | LinkMeasurements
-    | AddressTried
-    | ReduceDone
-    | NotFinite
-    | ResultFetched
-    | SyncStarved
-    | ComparisonDone
-    | PrefetchDone
-    | HoldingsKnown
-    | LeftCommitted
-    | LeftAnswered
-    | LeftFailed
-    | LeftAdmitted
-    | Tick
-)
+    JoinCall | RoundCall | ReduceCall | SyncCall | Claim | Forget | LeaveCall | CallersAsked |
+    Close | ControlOpened | ControlMessage | ControlClosed | LinkChanged | LinkMeasurements |
+    AddressTried | ReduceDone | NotFinite | ResultFetched | SyncStarved | ComparisonDone |
+    PrefetchDone | HoldingsKnown | LeftCommitted | LeftAnswered | LeftFailed | LeftAdmitted | Tick
+)  # fmt: skip
 
 # -- effects -----------------------------------------------------------------------------------
 
@@ -317,6 +299,8 @@ class Post:
     operation: OperationId
     descriptor: Descriptor
     ring: tuple[PeerId, ...]
+    blocks: BlockLengths | None = None
+    """The lengths of the own blocks in an exchange."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from pccl.machines.repair import Gap, find_gaps
 from pccl.protocol import messages as msg
 from pccl.protocol.guards.contributions import FlaggedContribution
 from pccl.protocol.limits import MISSED_KEPT_MAX
-from pccl.protocol.operation import TRANSITIONS, Eager, Phase
+from pccl.protocol.operation import TRANSITIONS, BlockLengths, Eager, Phase
 from pccl.protocol.shared_state import Elected, Offer, SyncPurpose
 from pccl.protocol.types import (
     SYNC_TAG,
@@ -101,6 +101,8 @@ class OpenOperation:
     """The contributions that the master does not trust."""
     weights: tuple[float, ...] = ()
     """One per member in ring order, for a weighted average that has started."""
+    blocks: BlockLengths | None = None
+    """The lengths of this peer's blocks in an exchange."""
     made: Offer | None = None
     """The offer of a synchronization as its caller made it."""
     offer: Offer | None = None
@@ -119,6 +121,7 @@ class OpenOperation:
             weight=self.weight,
             norm=self.norm,
             participants=self.participants,
+            blocks=self.blocks,
         )
 
     def narrow(self, participants: bytes, ring: tuple[PeerId, ...]) -> None:
@@ -137,6 +140,7 @@ class OpenOperation:
         return OpenOperation(
             again, self.descriptor, self.view_ring or self.ring, self.call, self.detached,
             self.forgotten, attempt=attempt, weight=self.weight, norm=self.norm,
+            blocks=self.blocks,
         )  # fmt: skip
 
     @property

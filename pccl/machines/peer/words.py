@@ -108,6 +108,15 @@ def no_such_root(root: int, size: int) -> ValueError:
     return ValueError(f"root must be a rank of the group, from 0 to {size - 1}, not {root}")
 
 
+def group_changed(size: int) -> errors.CollectiveAborted:
+    """Return the error of a call whose buffers fit the group as its caller saw it, but no more."""
+    reason = (
+        f"the group now has {size} members, by a joint call that this caller had left; read "
+        "world_size again, and call with buffers for it"
+    )
+    return errors.CollectiveAborted(reason=reason)
+
+
 def too_many_open() -> errors.PCCLError:
     """Return the error of too many open collectives."""
     reason = f"{OPERATIONS_OPEN_MAX} collectives are open already; wait for some of them first"

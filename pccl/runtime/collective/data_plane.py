@@ -17,24 +17,26 @@ from dataclasses import replace
 from functools import partial
 
 from pccl.collectives.bitmap import to_bitmap
-from pccl.collectives.direct import DirectSchedule
-from pccl.collectives.gather import GatherSchedule
 from pccl.collectives.residual import Residual
+from pccl.collectives.schedules.direct import DirectSchedule
+from pccl.collectives.schedules.exchange import ExchangeSchedule
+from pccl.collectives.schedules.gather import GatherSchedule
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.guards.early_store import EarlyStore
 from pccl.protocol.limits import ANNOUNCE_BYTES_MAX, FLOWS_MAX
 from pccl.protocol.messages import Progress
-from pccl.protocol.operation import Eager
+from pccl.protocol.operation import BlockLengths, Eager
 from pccl.protocol.types import Collective, Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime.collective.buffers import Buffers
-from pccl.runtime.collective.chain_transfer import ChainTransfer
 from pccl.runtime.collective.coding import Coding
-from pccl.runtime.collective.direct_transfer import DirectTransfer
-from pccl.runtime.collective.gather_transfer import GatherTransfer
 from pccl.runtime.collective.operand import Operand, nothing
 from pccl.runtime.collective.plans import Plan, Plans
-from pccl.runtime.collective.transfer import Transfer
+from pccl.runtime.collective.transfers.chain import ChainTransfer
+from pccl.runtime.collective.transfers.direct import DirectTransfer
+from pccl.runtime.collective.transfers.exchange import ExchangeTransfer
+from pccl.runtime.collective.transfers.gather import GatherTransfer
+from pccl.runtime.collective.transfers.transfer import Transfer
 from pccl.runtime.collective.weighted_ranks import OnNotFinite
 from pccl.transports.base import LocalMemory
 from pccl.transports.link import Lane, Link
@@ -87,17 +89,19 @@ class DataPlane:
         ring: tuple[PeerId, ...],
         own: PeerId,
         residual: Residual | None = None,
+        blocks: BlockLengths | None = None,
     ) -> tuple[PeerId, ...]:
         """Post the buffers of a call for an operation, so that frames are read into them.
 
         Args:
             operation: id of the operation.
             descriptor: request of the members.
-            operand: buffers of the descriptor's dtype and count; a broadcast is in place. None for
-                a barrier.
+            operand: buffers of the descriptor's dtype and count, in an exchange of the lengths in
+                ``blocks``; a broadcast is in place. None for a barrier.
             ring: the members in ring order, at least 2.
             own: id of this peer.
             residual: residual of a reduce with error feedback.
+            blocks: the lengths of the own blocks in an exchange.
 
         Returns:
             The peers whose links the operation will use.
@@ -109,9 +113,9 @@ class DataPlane:
             assert descriptor.collective is Collective.BARRIER
             operand = nothing(descriptor.dtype)
         assert operand.data_type is descriptor.dtype
-        assert operand.count == descriptor.count
+        assert blocks is not None or operand.count == descriptor.count
         assert operand.in_place or descriptor.collective is not Collective.BROADCAST
-        plan = self._plans.find(descriptor, ring, own)
+        plan = self._plans.find(descriptor, ring, own, blocks)
         transfer = self._make_transfer(operation, plan, operand, residual)
         transfer.weighted.on_not_finite = self._on_not_finite
         self.transfers[operation] = transfer
@@ -135,7 +139,19 @@ class DataPlane:
                 schedule.world_size if descriptor.op is ReduceOp.AVG else 1,
                 stochastic=descriptor.quantization.stochastic,
             )
+        if isinstance(schedule, ExchangeSchedule):
+            return ExchangeTransfer(
+                operation,
+                plan,
+                operand,
+                schedule,
+                link_to=self._link_to,
+                on_done=self._on_done,
+                buffers=self._buffers,
+                memory=self._memory,
+            )
         if isinstance(schedule, DirectSchedule):
+            operand = _kept_part(operand, descriptor, schedule)
             return DirectTransfer(
                 operation,
                 plan,
@@ -392,3 +408,14 @@ class DataPlane:
             if question is not None and transfer.accepts(question.what):
                 for lane in self._link_to(peer).lanes:
                     self._answer(transfer, lane, question)
+
+
+def _kept_part(operand: Operand, descriptor: Descriptor, schedule: DirectSchedule) -> Operand:
+    """Return the operand of a mesh; a member may get only its own chunk, or nothing at all."""
+    rank, scatters = schedule.rank, descriptor.collective is Collective.REDUCE_SCATTER
+    if not scatters and (descriptor.collective is not Collective.REDUCE or rank == descriptor.root):
+        return operand
+    itemsize, owned = operand.source.dtype.itemsize, schedule.owned
+    first = owned[0].offset // itemsize if owned else 0
+    size = sum(segment.length for segment in owned) // itemsize
+    return operand.for_chunk(first, size, scratch=not scatters)

@@ -39,9 +39,10 @@ class Memory:
     Args:
         parts: non-empty arrays of shape (n,) and of one dtype, at least one; or a single empty
             array.
+        start: the byte of the tensor at which the first part begins; the memory has no others.
     """
 
-    def __init__(self, parts: Sequence[Array]) -> None:
+    def __init__(self, parts: Sequence[Array], start: int = 0) -> None:
         self.parts = tuple(parts)
         self.dtype: np.dtype[Any] = self.parts[0].dtype
         self._itemsize = self.dtype.itemsize
@@ -56,14 +57,15 @@ class Memory:
             address = addressof(_one_byte(view)) if is_quick else part.ctypes.data
             self.addresses.append(address)
             self._views.append(view)
-            self._starts.append(self.nbytes)
+            self._starts.append(start + self.nbytes)
             self.nbytes += view.nbytes
         self.size = self.nbytes // self._itemsize
         """Number of elements."""
         self.first = self._views[0]
         """Bytes of the first part."""
-        self.is_one = len(self.parts) == 1
-        """Whether there is one part, so that every range is contiguous."""
+        self.start = start
+        self.is_one = len(self.parts) == 1 and not start
+        """Whether one part holds the whole tensor, so that every range is a slice of it."""
 
     def copy(self) -> Array:
         """Return all elements in a new array of shape (n,)."""

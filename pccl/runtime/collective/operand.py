@@ -36,7 +36,7 @@ class Operand:
     source: Memory
     """The input."""
     target: Memory
-    """The result: as many parts as ``source``, of the same lengths and dtype, writable."""
+    """The result, writable and of the same dtype; in an exchange, its parts may differ."""
     saved: Memory
     """The own contribution while the result is written: ``source``; in place, a separate array.
     Each part of the input is copied into this array before the part is overwritten."""
@@ -83,6 +83,18 @@ class Operand:
         """Restore a range of bytes of the input that :meth:`save` has saved."""
         self.source.write(first, self.saved.read(first, last))
 
+    def for_chunk(self, first: int, size: int, *, scratch: bool) -> Operand:
+        """Return the operand of a reduction of which this member gets one chunk.
+
+        Args:
+            first: the first element of the chunk.
+            size: its number of elements.
+            scratch: whether the caller does not get it, so that it needs other memory.
+        """
+        parts = (np.empty(size, self.source.dtype),) if scratch else self.target.parts
+        target = Memory(parts, first * self.source.dtype.itemsize)
+        return Operand(self.source, target, self.source, self.data_type, in_place=False)
+
     def restore(self) -> None:
         """Restore the whole input, if a result has overwritten it."""
         if self.is_overwritten:
@@ -116,11 +128,11 @@ def borrow(send: object, recv: object | None = None) -> Operand:
         MemoryError: in place, there is no memory for a copy of the input.
     """
     result = send if recv is None else recv
-    known = send.dtype if type(send) is np.ndarray and send.dtype in _DATA_TYPES else None
+    known = send.dtype if type(send) is np.ndarray and send.dtype in DATA_TYPES else None
     source, target = _quick_pair(send, result, known) or _pair(send, result, "send", "recv")
     if source.size == 0:
         raise ValueError("send has no elements; pass at least one")
-    return _operand(source, target, _DATA_TYPES[source.dtype])
+    return _operand(source, target, DATA_TYPES[source.dtype])
 
 
 def borrow_many(tensors: Iterable[object], recv: Iterable[object] | None = None) -> Operand:
@@ -168,7 +180,7 @@ def borrow_many(tensors: Iterable[object], recv: Iterable[object] | None = None)
                 f"recv[{numbers[same.index(False)]}] is not; reduce all of them in place, or none"
             )
     saved = Memory([_BACKUPS.take(source.size, source.dtype)]) if in_place else source
-    operand = Operand(source, target, saved, _DATA_TYPES[source.dtype], in_place)
+    operand = Operand(source, target, saved, DATA_TYPES[source.dtype], in_place)
     if clash(operand.ranges) is not None:
         raise ValueError(_overlap(operand, numbers))
     return operand
@@ -263,7 +275,7 @@ def _at_address(pointer: int, count: int, data_type: DataType, name: str) -> Arr
 
 _ARRAY, _TENSOR = "NumPy array", "torch tensor"
 _BRAIN = DataType.BFLOAT16.to_numpy_dtype()
-_DATA_TYPES = {dtype: data_type for data_type, dtype in numpy_dtypes().items()}
+DATA_TYPES = {dtype: data_type for data_type, dtype in numpy_dtypes().items()}
 
 
 def _kind(buffer: object) -> str:
@@ -283,8 +295,8 @@ def _pair(send: object, recv: object, send_name: str, recv_name: str) -> tuple[A
             f"{send_name} and {recv_name} must be both torch CPU tensors or both NumPy arrays; "
             "torch.from_numpy() and Tensor.numpy() turn one into the other without a copy"
         )
-    source = _flat(send, send_name)
-    target = source if recv is send else _flat(recv, recv_name)
+    source = flat_array(send, send_name)
+    target = source if recv is send else flat_array(recv, recv_name)
     if target.dtype != source.dtype:
         raise TypeError(
             f"{recv_name} has dtype {target.dtype}, {send_name} has {source.dtype}; make them equal"
@@ -344,7 +356,7 @@ def _quick(buffer: object, dtype: np.dtype[Any] | None) -> Array | None:
     return array.reshape(-1) if array.flags.c_contiguous else None
 
 
-def _flat(buffer: object, name: str) -> Array:
+def flat_array(buffer: object, name: str) -> Array:
     """Return ``buffer`` as a NumPy array of shape (n,) on the same memory."""
     kind = _kind(buffer)
     if kind == _ARRAY:
@@ -369,7 +381,7 @@ def _checked_array(array: Array, name: str) -> Array:
             f"{name} is in foreign byte order ({array.dtype.str}); pass "
             f"{name}.astype({name}.dtype.newbyteorder('='))"
         )
-    if array.dtype not in _DATA_TYPES:
+    if array.dtype not in DATA_TYPES:
         raise _unsupported(name, array.dtype)
     if not array.flags.c_contiguous:
         raise ValueError(

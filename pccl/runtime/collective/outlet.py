@@ -169,9 +169,21 @@ class Outlet:
         self._doubtful = dict.fromkeys(here, self._question)
         self._unready = set(range(route.count)).difference(there, self._doubtful)
 
-    def detach(self, tensor: memoryview) -> None:
-        """Send waiting segments from ``tensor``, which holds the final values of the result."""
-        self.link.detach(self._operation, tensor)
+    def detach(self, final: memoryview | None) -> None:
+        """Send waiting segments from other memory.
+
+        Args:
+            final: the final values of the tensor; None: the payload function returns other memory
+                now.
+        """
+
+        def payload_of(header: FrameHeader) -> Payload:
+            if final is not None:
+                return final[header.offset : header.offset + header.length]
+            hop = self.route.legs[header.step][header.offset]
+            return self._payload(header.step, hop.segment)
+
+        self.link.detach(self._operation, payload_of)
         self.withdraw()
 
     def withdraw(self) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pccl.collectives.plan import Schedule, schedule_of
 from pccl.collectives.quantization import Codec, make_codec
 from pccl.collectives.reductions import Reduction, Scratch
+from pccl.collectives.schedules.plan import Schedule, schedule_of
 from pccl.machines.peer.eager import fingerprint
 from pccl.protocol.data_type import DataType
+from pccl.protocol.operation import BlockLengths
 from pccl.protocol.types import Descriptor, PeerId
 
 PLANS_MAX = 256
@@ -49,7 +50,9 @@ class Plans:
 
     def __init__(self, segment_bytes: int | None) -> None:
         self._segment_bytes = segment_bytes
-        self._kept: dict[tuple[Descriptor, tuple[PeerId, ...], PeerId], Plan] = {}
+        self._kept: dict[
+            tuple[Descriptor, tuple[PeerId, ...], PeerId, BlockLengths | None], Plan
+        ] = {}
         """Plans by all that they depend on, the oldest first."""
         self._hops = 0
         """Number of hops in the kept plans."""
@@ -59,28 +62,41 @@ class Plans:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, descriptor: Descriptor, ring: tuple[PeerId, ...], own: PeerId) -> Plan:
+    def find(
+        self,
+        descriptor: Descriptor,
+        ring: tuple[PeerId, ...],
+        own: PeerId,
+        blocks: BlockLengths | None = None,
+    ) -> Plan:
         """Return the plan of an operation; make it if it is not kept.
 
         Args:
             descriptor: request of the members; its algorithm is settled.
             ring: the members in ring order, at least 2.
             own: id of this peer.
+            blocks: the lengths of its blocks in an exchange.
 
         Raises:
             ValueError: the root of a broadcast is not in the ring.
         """
-        key = (descriptor, ring, own)
+        key = (descriptor, ring, own, blocks)
         plan = self._kept.get(key)
         if plan is None:
-            plan = self._kept[key] = self._make(descriptor, ring, ring.index(own))
+            plan = self._kept[key] = self._make(descriptor, ring, ring.index(own), blocks)
             self._hops += plan.schedule.hop_count
             while len(self._kept) > PLANS_MAX or self._hops > HOPS_MAX:
                 oldest = self._kept.pop(next(iter(self._kept)))
                 self._hops -= oldest.schedule.hop_count
         return plan
 
-    def _make(self, descriptor: Descriptor, ring: tuple[PeerId, ...], rank: int) -> Plan:
+    def _make(
+        self,
+        descriptor: Descriptor,
+        ring: tuple[PeerId, ...],
+        rank: int,
+        blocks: BlockLengths | None,
+    ) -> Plan:
         codec = self._codec(descriptor, descriptor.dtype)
         is_half = descriptor.dtype.itemsize == 2
         wide = self._codec(descriptor, DataType.FLOAT) if is_half else codec
@@ -89,7 +105,7 @@ class Plans:
         return Plan(
             descriptor,
             ring,
-            schedule_of(descriptor, rank, world_size, self._segment_bytes, wire_bytes),
+            schedule_of(descriptor, rank, world_size, self._segment_bytes, wire_bytes, blocks),
             Reduction(
                 descriptor.dtype, descriptor.op, world_size, self._scratch, weighted=weighted
             ),

@@ -29,7 +29,7 @@ from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.calls import Calls, OpenCall
 from pccl.runtime.clock import Clock
 from pccl.runtime.collective.operand import Operand
-from pccl.runtime.collective.transfer import Transfer
+from pccl.runtime.collective.transfers.transfer import Transfer
 from pccl.runtime.hashing import Hasher
 from pccl.runtime.requests import Deadline, SharedStateSyncInfo
 from pccl.runtime.state.exchange import StateExchange

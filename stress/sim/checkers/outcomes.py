@@ -131,6 +131,10 @@ class Checkers:
         if content is not None:
             self._inputs.setdefault((operation, peer), content)
 
+    def input_of(self, operation: InRun, peer: PeerId) -> Array:
+        """Return the input with which ``peer`` began an operation."""
+        return self._inputs[operation, peer]
+
     def given(
         self, operation: InRun, contributors: Sequence[int], weights: Sequence[float]
     ) -> list[tuple[Array, float]]:

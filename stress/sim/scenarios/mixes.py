@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pccl.protocol.types import EXCHANGES, REDUCTIONS_OF_PARTS
 from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.faults.corrupt import Corrupt, OnWire, flipped_in
 from pccl.stress.sim.faults.divide import DIVIDED_IN
@@ -23,6 +24,7 @@ from pccl.stress.sim.scenarios.scenario import (
     draw,
     draw_corrupted,
     draw_two_masters,
+    draw_with_exchanges,
 )
 from pccl.stress.sim.scenarios.to_train import draw_to_train
 from pccl.stress.sim.stage import CALLER_LEFT, CALLER_LEFT_DIVIDED, in_phase
@@ -94,6 +96,12 @@ MIXES: dict[str, Mix] = {
         seeds_min=500,
     ),
     "quorum": Mix(draw_with_naps, (*_OF_CALLS, *kinds(OF_NAPS)), done=_OF_QUORUMS, seeds_min=500),
+    "exchange": Mix(
+        draw_with_exchanges,
+        _OF_CALLS,
+        done=tuple(one.label for one in sorted(EXCHANGES | REDUCTIONS_OF_PARTS)),
+        seeds_min=500,
+    ),
     "corruption": Mix(
         draw_corrupted,
         kinds(OF_BITS),

@@ -10,9 +10,12 @@ from pccl.protocol.data_type import DataType
 from pccl.protocol.guards.contributions import ContributionGuard, GuardAction
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.types import (
+    EXCHANGES,
     NS_PER_S,
+    REDUCTIONS_OF_PARTS,
     UNQUANTIZED,
     Algorithm,
+    Collective,
     Descriptor,
     Quantization,
     Quorum,
@@ -119,6 +122,8 @@ class Scenario:
     """Whether calls that have this option retry by themselves."""
     broadcasts: bool = False
     barriers: bool = False
+    exchanges: tuple[Collective, ...] = ()
+    """Exchanges and reductions of parts, which each iteration makes one after the other."""
     optimizes: bool = False
     min_peers: int = 1
     """``min_peers`` of the first ``connect`` of each process, which has a time limit."""
@@ -363,6 +368,26 @@ def draw_corrupted(seed: int) -> Scenario:
     ground = Ground(plain.peers, plain.stop_ns, plain.latency_ns, plain.timing)
     flips = draw_faults(OF_BITS, seed, ground, also_if_calm=True)
     return replace(plain, faults=(*plain.faults, *flips))
+
+
+def draw_with_exchanges(seed: int) -> Scenario:
+    """Draw the scenario of ``seed`` in which members also exchange blocks, and reduce parts.
+
+    Callers more often have short time limits, and links are slower: members that have their own
+    part then leave while others still lack theirs. Everything else is drawn as in ``draw``.
+    """
+    plain = draw(seed)
+    rng = Random(f"{seed}/exchanges")
+    if plain.peers not in _CROWDS:
+        impatience = rng.choice((plain.impatience, 0.05, 0.2))
+        settles_ns = 0 if impatience else plain.settles_ns
+        slower = rng.choice((plain.bytes_per_s, 1_000_000))
+        plain = replace(plain, impatience=impatience, settles_ns=settles_ns, bytes_per_s=slower)
+    kinds = rng.sample(sorted(EXCHANGES | REDUCTIONS_OF_PARTS), rng.randint(1, 3))
+    shut = max((len(one.peers) for one in plain.faults if isinstance(one, BehindNat)), default=0)
+    if shut > 1 and not plain.relays:  # some pair never has a link
+        kinds = []
+    return replace(plain, exchanges=tuple(kinds))
 
 
 def _settling_ns(timing: Timing) -> int:

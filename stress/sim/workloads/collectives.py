@@ -44,6 +44,7 @@ from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenarios.scenario import Buckets, Slot, Style
 from pccl.stress.sim.workloads.application import Application, name_of, patience_s
 from pccl.stress.sim.workloads.calls import Interrupted, SimCalls
+from pccl.stress.sim.workloads.exchanges import ExchangeWork
 from pccl.stress.sim.workloads.inputs import (
     Flaw,
     declared_norm,
@@ -79,6 +80,7 @@ class Workload(Application):
         super().__init__(parts, process)
         self._rng = Random(f"{parts.scenario.seed}/{process.name}")
         self._calls = SimCalls(parts, process, self._rng, self.sleep)
+        self._exchanges = ExchangeWork(parts, process, self._calls, self._rng)
         self._iteration = 0
         self._rejoins = False
         """Whether the next life begins with ``update_topology`` instead of ``connect``."""
@@ -225,6 +227,7 @@ class Workload(Application):
             await self._broadcast()
         if self._scenario.barriers:
             await self._barrier()
+        await self._exchanges.run(self._iteration)
 
     async def _all(self, works: list[Coroutine[Any, Any, Any]]) -> None:
         tasks = [self._loop.create_task(work) for work in works]

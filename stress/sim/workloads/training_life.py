@@ -44,9 +44,8 @@ from pccl.stress.sim.checkers.turns import Turns
 from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.workloads.application import join, name_of, patience_s
-from pccl.stress.sim.workloads.breaks import Breaks
 from pccl.stress.sim.workloads.joint_task import CallsEnded, JointTask, WaitInterrupted
-from pccl.stress.sim.workloads.replica_pauses import ReplicaPauses
+from pccl.stress.sim.workloads.pauses import Breaks, ReplicaPauses
 from pccl.stress.sim.workloads.toy_model import ToyOuter, ToyReplica, whole
 from pccl.stress.sim.workloads.training_reduces import TrainingReduces
 

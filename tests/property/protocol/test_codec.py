@@ -266,6 +266,7 @@ def _fill_samples() -> None:
             2.5,
             3.5,
             b"\x05",
+            [[1, 0, 3], [1, 2, 0]],
         ],
         msg.SyncRequest: [
             13,
@@ -357,10 +358,11 @@ def asked(
     norm: object = 0.0,
     guard: object = None,
     quorum: object = None,
+    blocks: object = None,
 ) -> tuple[int, bytes]:
     """A request of an operation."""
     descriptor = [*descriptor[:-1], guard, descriptor[-1], quorum]
-    return pack(6, [1, 2, 3, 4, 5], descriptor, 0, weight, norm, b"")
+    return pack(6, [1, 2, 3, 4, 5], descriptor, 0, weight, norm, b"", blocks)
 
 
 @pytest.mark.parametrize(
@@ -404,6 +406,9 @@ def asked(
         (asked(GUARDED, 1.0, quorum=[1 << 16, 0.5, None]), "0 to 65535"),
         (asked(GUARDED, 1.0, quorum=[0, 1.5, None]), "1.5 is not a float from 0 to 1"),
         (asked(GUARDED, 1.0, quorum=[0, 0.5, 3600001]), "0 to 3600000"),
+        (asked(GUARDED, 1.0, blocks=[[1]]), "BlockLengths has 2 fields, not 1"),
+        (asked(GUARDED, 1.0, blocks=[[1, 1 << 63], []]), r"0 to 9223372036854775807"),
+        (asked(GUARDED, 1.0, blocks=[[0] * 1025, []]), "1024"),
         (pack(91, [1, 2, 3, 4, 5], b"x" * 351), "byte string has 351 bytes, over 350"),
         (pack(71, [1, 2, 3, 4, 5], [1.0, math.inf], []), "inf is not a float"),
         (pack(71, [1, 2, 3, 4, 5], 1.0, []), "not a list"),

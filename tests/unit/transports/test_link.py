@@ -578,7 +578,7 @@ def test_a_detached_operation_is_sent_from_a_copy() -> None:
     for number in range(4):
         bench.link.send(segment(number), memoryview(memory), number)
     bench.link.send(segment(9, operation=ANOTHER), memoryview(kept), 9)
-    bench.link.detach(OPERATION, memoryview(b"\7" * 100))
+    bench.link.detach(OPERATION, lambda header: b"\7" * header.length)
     memory[:], kept[:] = b"\xee" * 44, b"\6" * 44
     for connection in bench.connections:
         connection.grant(PLENTY)
@@ -597,7 +597,7 @@ def test_an_announcement_is_sent_as_it_is_after_a_detach() -> None:
     header = FrameHeader(FrameKind.ANNOUNCE, OPERATION, 0, 0, 32)
     for number in range(2):
         bench.link.send(header, bytes(range(32)), number)
-    bench.link.detach(OPERATION, memoryview(bytes(100)))
+    bench.link.detach(OPERATION, lambda header: bytes(header.length))
     bench.connections[0].grant(PLENTY)
     assert bench.connections[0].frames == 2 * [(header, bytes(range(32)))]
 
@@ -763,8 +763,8 @@ class AnyOrder(RuleBasedStateMachine):
     def detach(self, which: int) -> None:
         operation = OPERATIONS[which]
         if operation not in self.ended:
-            copy = bytes([1 + operation.tag] * (10_000 + max(LENGTHS)))
-            self.bench.link.detach(operation, memoryview(copy))
+            byte = bytes([1 + operation.tag])
+            self.bench.link.detach(operation, lambda header: byte * header.length)
             self.copied.add(operation)
             self.memory[operation][:] = b"\xee" * max(LENGTHS)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from pccl.machines.master.ballots.ballot import Abort, Ballot, Decision, Stall, Start
+from pccl.machines.master.ballots.claimed_blocks import ClaimedBlocks
 from pccl.machines.master.ballots.norms import NormHistory, judge
 from pccl.machines.master.lockstep import Wait
 from pccl.machines.repair import RingRepair, Tell
@@ -23,11 +24,20 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.guards.contributions import FlaggedContribution
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.messages import MasterMessage, OperationNarrowed, OperationStarted
-from pccl.protocol.operation import Eager, Phase, is_kept_for_late, name_peers, of_ranks, to_ranks
+from pccl.protocol.operation import (
+    BlockLengths,
+    Eager,
+    Phase,
+    is_kept_for_late,
+    name_peers,
+    of_ranks,
+    to_ranks,
+)
 from pccl.protocol.types import (
     QUORUM_MIN,
     AbortCause,
     Algorithm,
+    Collective,
     Descriptor,
     OperationId,
     PeerId,
@@ -59,6 +69,7 @@ class CollectiveBallot(Ballot):
         self._descriptors: dict[PeerId, Descriptor] = {}
         self._weights: dict[PeerId, float] = {}
         """Member -> its weight in a weighted average; also of lost members."""
+        self._blocks = ClaimedBlocks(operation, members)
         self._norms: dict[PeerId, float | None] = {}
         """Member -> norm of its contribution, if it is guarded; None: not finite."""
         self._history = history
@@ -149,6 +160,7 @@ class CollectiveBallot(Ballot):
         weight: float = 0.0,
         norm: float | None = 0.0,
         participants: bytes = b"",
+        blocks: BlockLengths | None = None,
     ) -> Decision | None:
         """Record a member's request. The same request of the same member changes nothing.
 
@@ -160,20 +172,26 @@ class CollectiveBallot(Ballot):
             weight: the weight of its contribution to a weighted average.
             norm: the norm of that contribution; None: it is not finite.
             participants: the ranks for which the member has posted its buffers; empty: all.
+            blocks: the lengths of the member's blocks in an exchange.
 
         Raises:
-            RemoteProtocolError: a member cannot have posted for ``participants``.
+            RemoteProtocolError: a member cannot have posted for ``participants``, or its blocks do
+                not fit its view.
         """
         if self.phase.ended:
             return None
         if peer not in self._descriptors:
+            self._blocks.note(peer, descriptor, blocks)
             decision = self._first_request(peer, descriptor, now_ns, eager, weight, norm)
             if decision is not None:
                 return decision
         if participants or self._is_narrowed:
             return self._narrowed_request(peer, participants)
         is_whole = len(self._descriptors) == len(self.members)
-        return self._start() if is_whole and self.phase is Phase.REQUESTED else None
+        if not is_whole or self.phase is not Phase.REQUESTED:
+            return None
+        differ = self._blocks.differ()
+        return self._start() if not differ else self._end(_mismatch(f"{self.what}: {differ}"))
 
     def _first_request(
         self,
@@ -196,7 +214,7 @@ class CollectiveBallot(Ballot):
         self._requested_ns[peer] = now_ns
         self.progress_ns = now_ns
         if first is not None and descriptor != first:
-            return self._end(Abort(AbortCause.DESCRIPTOR_MISMATCH, self._who_asked_what()))
+            return self._end(_mismatch(self._who_asked_what()))
         if self.phase is not Phase.REQUESTED:
             self._untold |= eager is Eager.SEGMENTS  # its request came after the start
         return None
@@ -352,19 +370,26 @@ class CollectiveBallot(Ballot):
         """Return the pairs of members that need a link for this operation, but have none."""
         if self.follows_ring:
             return broken_neighbours(self.survivors, broken)
-        star = all(asked.algorithm is Algorithm.STAR for asked in self._descriptors.values())
-        present, root = set(self.survivors), self.participants[0]
-        apart = [pair for pair in broken if pair <= present and (not star or root in pair)]
+        asked = next(iter(self._descriptors.values()))
+        present, root = set(self.survivors), None
+        if asked.algorithm is Algorithm.STAR or asked.collective in _ROOTED:
+            root = self.participants[asked.root]
+        apart = [pair for pair in broken if pair <= present and (root is None or root in pair)]
         return sorted(apart, key=sorted)
 
     @property
     def is_gathered(self) -> bool:
-        """Whether each member needs a link to each other one, because a format is sparse."""
-        return any(asked.quantization.is_gathered for asked in self._descriptors.values())
+        """Whether no other algorithm can do without a link between two members."""
+        return any(
+            asked.quantization.is_gathered or asked.is_direct
+            for asked in self._descriptors.values()
+        )
 
     @property
     def way_out(self) -> str:
         """What callers can do if a link is down, unless another algorithm would help."""
+        if any(asked.is_direct for asked in self._descriptors.values()):
+            return "this collective needs that link; use all_reduce or broadcast, which do not"
         if self.is_gathered:
             return "a sparse reduce needs links between all members, so use another format"
         if any(asked.forced for asked in self._descriptors.values()):
@@ -446,6 +471,10 @@ class CollectiveBallot(Ballot):
         return f"tag {self.operation.tag}: " + "; ".join(claims)
 
 
+_ROOTED = (Collective.GATHER, Collective.SCATTER)
+"""In these, all values go to the root or come from it."""
+
+
 def _may_be_eager(descriptor: Descriptor) -> bool:
     """Whether a report of a complete result proves that all members have made this request.
 
@@ -453,3 +482,7 @@ def _may_be_eager(descriptor: Descriptor) -> bool:
     """
     sent_early = descriptor.near or descriptor.tensor_bytes <= EAGER_BYTES_MAX
     return descriptor.may_begin_early and sent_early
+
+
+def _mismatch(reason: str) -> Abort:
+    return Abort(AbortCause.DESCRIPTOR_MISMATCH, reason)

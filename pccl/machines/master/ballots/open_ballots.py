@@ -78,7 +78,9 @@ class OpenBallots:
         now_ns = self._outbox.now_ns
         decision: Decision | None = None
         match message:
-            case msg.OperationRequest(operation, descriptor, eager, weight, norm, participants):
+            case msg.OperationRequest(
+                operation, descriptor, eager, weight, norm, participants, blocks
+            ):
                 peer.blocked = peer.left_out = False
                 peer.pace.called(message, now_ns)
                 if operation.tag == SYNC_TAG:
@@ -95,6 +97,7 @@ class OpenBallots:
                         weight=weight,
                         norm=norm,
                         participants=participants,
+                        blocks=blocks,
                     )
             case msg.OperationDone(operation, digest):
                 ballot = self._find(peer, operation, opens=False)

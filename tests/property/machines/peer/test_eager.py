@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.collectives.direct import DirectSchedule
-from pccl.collectives.plan import schedule_of
-from pccl.collectives.ring import RingSchedule
+from pccl.collectives.schedules.direct import DirectSchedule
+from pccl.collectives.schedules.plan import schedule_of
+from pccl.collectives.schedules.ring import RingSchedule
 from pccl.machines.peer.eager import EagerBudget
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import HEADER_BYTES

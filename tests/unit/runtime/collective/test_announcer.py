@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -77,11 +78,10 @@ class Wire(Link):
     def revoke(self, operation: OperationId) -> None:
         self.frames = [frame for frame in self.frames if frame[0].operation != operation]
 
-    def detach(self, operation: OperationId, tensor: memoryview) -> None:
+    def detach(self, operation: OperationId, payload_of: Callable[[FrameHeader], Payload]) -> None:
         for number, (header, _) in enumerate(self.frames):
             if header.kind is DATA:
-                end = header.offset + header.length
-                self.frames[number] = header, tensor[header.offset : end]
+                self.frames[number] = header, payload_of(header)
 
 
 class Node:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,7 +82,7 @@ class FakeLink(Link):
     def revoke(self, operation: OperationId) -> None:
         self.revoked.append(operation)
 
-    def detach(self, operation: OperationId, tensor: memoryview) -> None:
+    def detach(self, operation: OperationId, payload_of: Callable[[FrameHeader], Payload]) -> None:
         self.detached.append(operation)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """``GatherTransfer``: every rank gets all contributions, and adds them up.
 
-:mod:`pccl.collectives.gather` describes the schedule. A rank encodes each segment of its
+:mod:`pccl.collectives.schedules.gather` describes the schedule. A rank encodes each segment of its
 contribution once, and keeps the bytes for all ranks, itself among them: what it adds is what the
 others decode.
 
@@ -16,15 +16,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pccl.collectives.gather import GatherSchedule
 from pccl.collectives.layout import Segment
+from pccl.collectives.schedules.gather import GatherSchedule
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.buffers import Buffers
 from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.outlet import Outlet
 from pccl.runtime.collective.plans import Plan
-from pccl.runtime.collective.transfer import Inlet, OnDone, Placement, Transfer
+from pccl.runtime.collective.transfers.inlet import Inlet, Placement
+from pccl.runtime.collective.transfers.transfer import OnDone, Transfer
 from pccl.transports.link import Link
 
 WINDOW = 16

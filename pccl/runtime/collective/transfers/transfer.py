@@ -24,14 +24,13 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from pccl.collectives.digest import ResultDigest
+from pccl.collectives.digest import DIGEST_BYTES, ResultDigest
 from pccl.collectives.layout import Segment
-from pccl.collectives.route import NO_HOPS, Hop, Route
+from pccl.collectives.route import NO_HOPS
 from pccl.collectives.weighting import weigh
 from pccl.protocol.checksum import bytes_hash
 from pccl.protocol.errors import RemoteProtocolError
@@ -45,93 +44,19 @@ from pccl.runtime.collective.memory import Array, Memory, cut
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.outlet import Outlet
 from pccl.runtime.collective.plans import Plan
+from pccl.runtime.collective.transfers.inlet import Inlet, Placement
 from pccl.runtime.collective.weighted_ranks import WeightedRanks
 from pccl.transports.announcement import decode_announcement
 from pccl.transports.base import LocalMemory
 from pccl.transports.link import Link
 from pccl.transports.outgoing import Payload
-from pccl.transports.sinks import discard
 
 _log = logging.getLogger("pccl.link")
 
 OnDone = Callable[[OperationId, bytes], None]
 
-
-@dataclass(slots=True, eq=False)
-class Placement:
-    """A segment that is arriving; the sink of its frame."""
-
-    transfer: Transfer
-    peer: PeerId
-    """Sender of the segment."""
-    inlet: Inlet
-    hop: Hop
-    """The segment and its step."""
-    check: int | None
-    """Hash that the bytes must have, from the frame header; None: they were pulled."""
-    buffer: memoryview | None
-    """Buffer that the segment is read into; None: straight into the result."""
-    view: memoryview | None
-    """All memory that the segment is read into; None: several parts of the result."""
-    received: int = 0
-    """Bytes received before the current read."""
-
-    def memory(self, received: int) -> memoryview:
-        """Return memory for the next bytes, which are discarded if there is a newer copy."""
-        self.received = received
-        if self.inlet.claims.get(self.hop.number) is not self:
-            return discard(self.hop.segment.wire_length - received)
-        if self.view is not None:
-            return self.view[received:]
-        first, last = self.hop.segment.wire_span
-        return self.transfer.result.beginning(first + received, last)
-
-    def counts(self) -> bool:
-        """Whether this is the newest copy of the segment."""
-        return self.inlet.claims.get(self.hop.number) is self
-
-    def complete(self) -> None:
-        """Count the segment, whose last byte has arrived, unless there is a newer copy."""
-        transfer, inlet, number = self.transfer, self.inlet, self.hop.number
-        if inlet.claims.get(number) is not self:
-            return
-        del inlet.claims[number]
-        inlet.missing.discard(number)
-        transfer.rx_bytes += self.hop.segment.wire_length
-        if transfer.unweighed is not None:
-            transfer.unweighed.append(self)
-            return
-        transfer.arrived(self)
-        if not inlet.missing:
-            transfer.report_if_done()
-
-    def lost(self) -> None:
-        """Do nothing: the sender sends the segment again on another lane."""
-
-
-class Inlet:
-    """The segments that one peer sends.
-
-    Args:
-        route: all segments from the peer.
-    """
-
-    def __init__(self, route: Route) -> None:
-        self.route = route
-        self.missing = set(range(route.count))
-        """Numbers of the segments that have not arrived."""
-        self.claims: dict[int, Placement] = {}
-        """Segments that are arriving, by number: the newest copy of each."""
-
-    @property
-    def received_count(self) -> int:
-        """Number of segments that have arrived."""
-        return self.route.count - len(self.missing)
-
-    @property
-    def arriving_bytes(self) -> int:
-        """Bytes that have arrived of incomplete segments."""
-        return sum(placement.received for placement in self.claims.values())
+_NO_DIGEST = bytes(DIGEST_BYTES)
+"""Of a result that only its member has."""
 
 
 class Transfer(ABC):
@@ -164,6 +89,8 @@ class Transfer(ABC):
         """Fingerprint of the request until all members are known to have made it; then 0, without a
         quorum. Frames with other fingerprints are discarded; the master reports the mismatch."""
         self.has_quorum = plan.descriptor.quorum is not None
+        self._is_direct = plan.descriptor.is_direct
+        self._gives_all_the_same = plan.descriptor.gives_all_the_same
         self.rx_bytes = 0
         """Payload bytes of the segments that counted."""
         self.result = operand.target
@@ -352,22 +279,26 @@ class Transfer(ABC):
             yield segment.length
 
     def detach(self) -> None:
-        """Release the caller's memory and restore the input, but keep sending from a copy.
+        """Release the caller's memory and restore the input, but keep sending from copies.
 
-        The result is complete on this peer. So other members can only lack final values, and the
-        copy holds these values.
+        The result is complete on this peer. So other members can only lack final values, which the
+        copy of the result holds, and in a direct collective the input.
         """
-        copy = self.result.copy()
-        for outlet in self.outlets.values():
-            outlet.detach(copy.view(np.uint8).data)
+        source = self.result = Memory([self.result.copy()], self.result.start)
+        final: memoryview | None = self.result.first
         if self._coding is not None:
             self._coding.detach()
         if self._announcer is not None:
             self._announcer.withdraw()
         self._restore()
         self._saved = bytearray()
-        self.result = memory = Memory([copy])
-        self._operand = Operand(memory, memory, memory, self._operand.data_type, in_place=True)
+        if self._is_direct:
+            source, final = Memory([self._operand.source.copy()]), None
+        self._operand = Operand(
+            source, self.result, source, self._operand.data_type, in_place=source is self.result
+        )
+        for outlet in self.outlets.values():
+            outlet.detach(final)
 
     def end(self, *, committed: bool) -> None:
         """Release the caller's memory.
@@ -425,7 +356,8 @@ class Transfer(ABC):
     def report_if_done(self) -> None:
         """Report the digest of the result if it has begun and no segment is missing."""
         if self.begun and not self.weighted.is_refused and not self.lacking:
-            self._on_done(self.operation, self._digest.value())
+            alike = self._gives_all_the_same
+            self._on_done(self.operation, self._digest.value() if alike else _NO_DIGEST)
 
     def _contribution(self, segment: Segment) -> Memory:
         """Return the memory that holds the own contribution to a segment."""
@@ -438,7 +370,7 @@ class Transfer(ABC):
 
     def _put(self, segment: Segment, buffer: memoryview) -> None:
         """Copy a segment from its buffer to its place in the result."""
-        self.result.write(segment.offset, buffer)
+        self.result.write(segment.span[0], buffer)
         self._buffers.give(buffer)
 
     def _combine(
@@ -446,21 +378,16 @@ class Transfer(ABC):
     ) -> None:
         """Set a segment of the result to ``left`` op ``right``; arrays hold just this segment."""
         result, where = self.result, segment.span
-        if result.is_one:
-            first, last = where
-            range_ = slice(first // self._itemsize, last // self._itemsize)
-            values = left if isinstance(left, np.ndarray) else left.parts[0][range_]
-            others = right if isinstance(right, np.ndarray) else right.parts[0][range_]
-            self._reduction.combine(values, others, result.parts[0][range_], finish=finish)
-            return
-        if result.is_shredded(*where):
+        is_shredded = result.is_shredded(*where)
+        parts = [] if is_shredded else result.arrays(*where)
+        if len(parts) < 2:
             values = left if isinstance(left, np.ndarray) else left.elements(*where)
             others = right if isinstance(right, np.ndarray) else right.elements(*where)
-            out = np.empty_like(values)
+            out = np.empty_like(values) if is_shredded else parts[0]
             self._reduction.combine(values, others, out, finish=finish)
-            result.write(segment.offset, out)
+            if is_shredded:
+                result.write(segment.offset, out)
             return
-        parts = result.arrays(*where)
         lefts = cut([left] if isinstance(left, np.ndarray) else left.arrays(*where), parts)
         rights = cut([right] if isinstance(right, np.ndarray) else right.arrays(*where), parts)
         for part, values, others in zip(parts, lefts, rights, strict=True):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from pccl.collectives.layout import Segment
-from pccl.collectives.schedule import ChainSchedule
+from pccl.collectives.schedules.chain import ChainSchedule
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.buffers import Buffers
 from pccl.runtime.collective.coding import Coding
@@ -20,7 +20,8 @@ from pccl.runtime.collective.memory import Array, Memory
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.outlet import Outlet
 from pccl.runtime.collective.plans import Plan
-from pccl.runtime.collective.transfer import Inlet, OnDone, Placement, Transfer
+from pccl.runtime.collective.transfers.inlet import Inlet, Placement
+from pccl.runtime.collective.transfers.transfer import OnDone, Transfer
 from pccl.transports.base import LocalMemory
 from pccl.transports.link import Link
 

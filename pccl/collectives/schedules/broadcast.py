@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from pccl.collectives.layout import SegmentLayout
 from pccl.collectives.route import Route
-from pccl.collectives.schedule import Arrival
+from pccl.collectives.schedules.chain import Arrival
 
 
 class BroadcastSchedule:

@@ -1,7 +1,8 @@
-"""Mesh and star all-reduce as one pure schedule: contributions to owners, results from owners.
+"""Mesh and star as one pure schedule: contributions to owners, results from owners.
 
 Each segment has an owner. At step 0 every rank sends its contribution to the owner. When all
-contributions have arrived, the owner sends the result to every rank at step 1.
+contributions have arrived, the owner sends the result to every rank at step 1. In a reduce it sends
+it to one rank only; in a reduce-scatter, to none.
 
 * Mesh: rank r owns chunk r (direct reduce-scatter and all-gather; Thakur, Rabenseifner & Gropp,
   "Optimization of collective communication operations in MPICH", IJHPCA 2005, sections 4 and 5, and
@@ -19,7 +20,7 @@ quantization each contribution and each result is quantized once, for any number
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from pccl.collectives.layout import Segment, SegmentLayout
 from pccl.collectives.route import Route
@@ -36,12 +37,18 @@ class DirectSchedule:
         world_size: number of ranks, at least 2.
         layout: the segments; a mesh needs ``world_size`` chunks, a star one.
         root: the rank that owns all segments (star); None: each rank owns its own chunk (mesh).
+        receivers: the ranks that receive results of others; None: all.
     """
 
     step_count = 2
 
     def __init__(
-        self, rank: int, world_size: int, layout: SegmentLayout, root: int | None = None
+        self,
+        rank: int,
+        world_size: int,
+        layout: SegmentLayout,
+        root: int | None = None,
+        receivers: Collection[int] | None = None,
     ) -> None:
         if world_size < 2 or not 0 <= rank < world_size or not 0 <= (root or 0) < world_size:
             raise ValueError(f"invalid mesh or star: {rank=} {world_size=} {root=}")
@@ -51,6 +58,7 @@ class DirectSchedule:
         self.world_size = world_size
         self.layout = layout
         self.root = root
+        self._receivers = receivers
         self.in_rank_order = root is not None
         """Whether contributions are combined in rank order, instead of the order of arrival."""
         self._everything = tuple(layout.segments())
@@ -82,7 +90,8 @@ class DirectSchedule:
         return self._everything if rank == self.root else ()
 
     def _route(self, source: int, target: int) -> Route:
-        contributes, publishes = self._owned_by(target), self._owned_by(source)
+        is_told = self._receivers is None or target in self._receivers
+        contributes, publishes = self._owned_by(target), self._owned_by(source) if is_told else ()
         alike = (len(contributes), len(publishes)) if self.root is not None else (source, target)
         route = self._routes.get(alike)
         if route is None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from pccl.collectives.layout import Segment, SegmentLayout
 from pccl.collectives.route import Route
-from pccl.collectives.schedule import Arrival
+from pccl.collectives.schedules.chain import Arrival
 
 
 class RingSchedule:

@@ -23,8 +23,8 @@ from pccl.collectives.layout import (
     segment_bytes_for,
 )
 from pccl.collectives.reductions import Reduction, Scratch
-from pccl.collectives.ring import RingSchedule
 from pccl.collectives.route import Hop
+from pccl.collectives.schedules.ring import RingSchedule
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import ReduceOp
 from tests.support.claims import check_drawn_claims, check_spoilt_claims

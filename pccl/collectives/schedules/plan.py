@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import assert_never
 
-from pccl.collectives.broadcast import BroadcastSchedule
-from pccl.collectives.direct import DirectSchedule
-from pccl.collectives.gather import GatherSchedule
 from pccl.collectives.layout import SegmentLayout, segment_bytes_for
-from pccl.collectives.ring import RingSchedule
+from pccl.collectives.schedules.broadcast import BroadcastSchedule
+from pccl.collectives.schedules.direct import DirectSchedule
+from pccl.collectives.schedules.exchange import ExchangeSchedule
+from pccl.collectives.schedules.gather import GatherSchedule
+from pccl.collectives.schedules.ring import RingSchedule
+from pccl.protocol.operation import BlockLengths
 from pccl.protocol.types import Algorithm, Collective, Descriptor
 
-Schedule = RingSchedule | BroadcastSchedule | DirectSchedule | GatherSchedule
+Schedule = RingSchedule | BroadcastSchedule | DirectSchedule | GatherSchedule | ExchangeSchedule
 
 STAR_ROOT = 0
 """The eldest member is the root of a star."""
@@ -24,6 +25,7 @@ def schedule_of(
     world_size: int,
     segment_bytes: int | None,
     wire_bytes: Callable[[int], int] | None = None,
+    blocks: BlockLengths | None = None,
 ) -> Schedule:
     """Return the schedule of an operation as ``rank`` sees it.
 
@@ -33,11 +35,15 @@ def schedule_of(
         world_size: members of the ring, at least 2.
         segment_bytes: upper bound of a segment; None: chosen for the tensor and the ring.
         wire_bytes: number of elements -> bytes on the wire; None: values are not encoded.
+        blocks: the lengths of the own blocks in an exchange.
 
     Raises:
         ValueError: the rank or the root is outside the ring.
     """
     itemsize = descriptor.dtype.itemsize
+    if blocks is not None:
+        to_all = descriptor.collective is Collective.ALL_GATHER
+        return ExchangeSchedule(rank, blocks, itemsize, segment_bytes, gives_to_all=to_all)
     star, mesh = (descriptor.algorithm is one for one in (Algorithm.STAR, Algorithm.MESH))
     gathers = mesh and descriptor.quantization.is_gathered
     segment_bytes = segment_bytes or segment_bytes_for(
@@ -54,12 +60,14 @@ def schedule_of(
             if mesh:
                 return DirectSchedule(rank, world_size, layout)
             return RingSchedule(rank, layout)
+        case Collective.REDUCE | Collective.REDUCE_SCATTER:
+            receivers = (descriptor.root,) if descriptor.collective is Collective.REDUCE else ()
+            layout = SegmentLayout(descriptor.count, itemsize, world_size, segment_bytes)
+            return DirectSchedule(rank, world_size, layout, receivers=receivers)
         case Collective.BROADCAST:
             layout = SegmentLayout(descriptor.count, itemsize, 1, segment_bytes)
             return BroadcastSchedule(rank, descriptor.root, world_size, layout)
         case Collective.BARRIER:  # a ring without elements
             return RingSchedule(rank, SegmentLayout(0, itemsize, world_size, segment_bytes))
-        case Collective.SYNC:
-            raise ValueError("a synchronization of shared state has no schedule")
         case _:
-            assert_never(descriptor.collective)
+            raise ValueError(f"{descriptor} has no schedule without blocks")

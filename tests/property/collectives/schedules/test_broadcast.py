@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pccl.collectives.broadcast import BroadcastSchedule
 from pccl.collectives.layout import SegmentLayout, segment_bytes_for
-from pccl.collectives.plan import schedule_of
-from pccl.collectives.ring import RingSchedule
 from pccl.collectives.route import Hop
+from pccl.collectives.schedules.broadcast import BroadcastSchedule
+from pccl.collectives.schedules.plan import schedule_of
+from pccl.collectives.schedules.ring import RingSchedule
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import Descriptor, ReduceOp
 from tests.support.claims import check_drawn_claims, check_spoilt_claims

@@ -1,7 +1,9 @@
 """``DirectTransfer``: each segment has an owner, which gets contributions and sends the result.
 
-This module implements mesh and star; :mod:`pccl.collectives.direct` describes them. The owner reads
-a contribution into a buffer and adds it to its result. Members read a result into its place.
+This module implements mesh and star; the schedule is in :mod:`pccl.collectives.schedules.direct`.
+The owner reads a contribution into a buffer and adds it to its result. Members read a result into
+its place. The result of a reduce-scatter is the own chunk; a reduce needs memory for it on other
+ranks than the root.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pccl.collectives.direct import CONTRIBUTE, PUBLISH, DirectSchedule
 from pccl.collectives.layout import Segment
+from pccl.collectives.schedules.direct import CONTRIBUTE, PUBLISH, DirectSchedule
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.buffers import Buffers
 from pccl.runtime.collective.coding import Coding
@@ -20,7 +22,8 @@ from pccl.runtime.collective.memory import Array, Memory
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.outlet import Outlet
 from pccl.runtime.collective.plans import Plan
-from pccl.runtime.collective.transfer import Inlet, OnDone, Placement, Transfer
+from pccl.runtime.collective.transfers.inlet import Inlet, Placement
+from pccl.runtime.collective.transfers.transfer import OnDone, Transfer
 from pccl.transports.base import LocalMemory
 from pccl.transports.link import Link
 
@@ -195,7 +198,9 @@ class DirectTransfer(Transfer):
 
     def _publish(self, segment: Segment, check: int) -> None:
         for outlet in self._to_rank.values():
-            outlet.offer(outlet.route.legs[PUBLISH][segment.offset], check)
+            leg = outlet.route.legs[PUBLISH]
+            if leg:  # otherwise the rank does not need the result
+                outlet.offer(leg[segment.offset], check)
 
 
 @dataclass(slots=True, eq=False)
