@@ -16,13 +16,14 @@ from pccl.machines.master import events as ev
 from pccl.machines.master.machine import MasterMachine
 from pccl.machines.master.succession.origin import Origin
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
-from pccl.protocol import data_type, shared_state, types
+from pccl.protocol import data_type, operation, shared_state, types
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.handshake.opening import NO_RUN
 from pccl.protocol.limits import Timing
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
 from pccl.protocol.types import (
+    Collective,
     Descriptor,
     OperationId,
     PeerId,
@@ -40,6 +41,7 @@ NEW_RUN, RUN, OTHER_RUN = b"run", b"the run of these", b"quite other runs"
 MASTER, NEXT = b"master A", b"master B"
 SUM, AVG = (Descriptor(DataType.FLOAT, op, 8) for op in (ReduceOp.SUM, ReduceOp.AVG))
 BARRIER = Descriptor.barrier()
+ALL_GATHER = Descriptor.direct(Collective.ALL_GATHER, DataType.FLOAT)
 QUORUM = Quorum(2, grace_ms=1000)
 QUORATE = replace(SUM, quorum=QUORUM)
 AFAR = ("10.0.0.9:1",)
@@ -57,6 +59,7 @@ NAMED = {
     "SUM": SUM,
     "AVG": AVG,
     "BARRIER": BARRIER,
+    "ALL_GATHER": ALL_GATHER,
     "QUORUM": QUORUM,
     "QUORATE": QUORATE,
     "BEFORE": BEFORE,
@@ -79,7 +82,7 @@ SHORT = Short(
 )
 VOCABULARY = {
     name: one
-    for module in (data_type, types, shared_state, msg, ev)
+    for module in (data_type, types, operation, shared_state, msg, ev)
     for name, one in public(module).items()
 }
 

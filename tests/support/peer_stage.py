@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Self, TypeVar, cast
 
+from pccl.machines import blocks
 from pccl.machines.peer import events as ev
 from pccl.machines.peer.eager import EagerBudget
 from pccl.machines.peer.machine import PeerMachine, Standing
-from pccl.protocol import data_type, errors, types
+from pccl.protocol import data_type, errors, operation, types
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.guards.contributions import ContributionGuard, GuardAction
@@ -21,6 +22,7 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import (
     AbortCause,
     Algorithm,
+    Collective,
     Descriptor,
     OperationId,
     PeerId,
@@ -42,6 +44,7 @@ GUARDED = replace(WEIGHTED, guard=GUARD)
 QUORUM = Quorum(2, grace_ms=1000)
 QUORATE, QUORATE_MEAN = replace(SUM, quorum=QUORUM), replace(WEIGHTED, quorum=QUORUM)
 BROADCAST, BARRIER = Descriptor.broadcast(DataType.FLOAT, 8, 0), Descriptor.barrier()
+ALL_GATHER = Descriptor.direct(Collective.ALL_GATHER, DataType.FLOAT)
 NAMED = {
     "RUN": RUN,
     "SUM": SUM,
@@ -52,13 +55,14 @@ NAMED = {
     "QUORATE_MEAN": QUORATE_MEAN,
     "BROADCAST": BROADCAST,
     "BARRIER": BARRIER,
+    "ALL_GATHER": ALL_GATHER,
 }
 SHORT = Short({value: name for name, value in NAMED.items()})
 
 
 VOCABULARY = {
     name: one
-    for module in (data_type, errors, types, msg, ev)
+    for module in (data_type, errors, types, blocks, operation, msg, ev)
     for name, one in public(module).items()
 }
 
