@@ -63,7 +63,7 @@ from pccl.topology.link_upkeep import LinkUpkeep
 from pccl.topology.segment_limit import SegmentLimit
 from pccl.topology.wanted_link import LaneDial
 from pccl.transports.link import Lane
-from pccl.transports.sim.memory import SimLease, SimMemory
+from pccl.transports.sim.memory import SimLease
 
 
 @contextmanager
@@ -492,10 +492,3 @@ def residual_advances_always(drop: Any, residual: Residual) -> None:
 
 # A process keeps a residual that it paid in a round which the ledger shows as applied.
 says("residual_paid_twice", ErrorFeedback, "forget")
-
-
-@does(SimMemory, "pull")
-def withdrawn_pull_counted(pull: Any, *args: Any) -> bool:
-    """A pull counts although the announcement was withdrawn meanwhile."""
-    pull(*args)
-    return True

@@ -1,4 +1,4 @@
-"""Planted bugs of calls with a quorum, and of exchanges; see ``planted``.
+"""Planted bugs of calls with a quorum, of exchanges and of pulls; see ``planted``.
 
 Members that a call goes on without are in no trace of it. So each bug breaks what the others, a
 later master or the late call itself must do for them. A member may have its own part of an exchange
@@ -20,6 +20,7 @@ from pccl.machines.peer.operations import LateCall, OpenOperation, OpenOperation
 from pccl.machines.peer.synchronization import Synchronizations
 from pccl.protocol import messages as msg
 from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.collective.transfers.exchange import ExchangeTransfer
 from pccl.runtime.collective.transfers.transfer import Transfer
 from pccl.runtime.hashing import hash_here
 from pccl.runtime.state.memory.state_memory import StateMemory
@@ -28,6 +29,7 @@ from pccl.runtime.state.service import StateService
 from pccl.state.digests import PieceMap
 from pccl.state.fetch.target import ShownTarget
 from pccl.stress.sim.planting import change, does, private, says
+from pccl.transports.sim.memory import SimMemory
 
 
 @does(CollectiveBallot, "_narrowed_request")
@@ -154,3 +156,15 @@ def input_not_kept_for_others(detach: Any, transfer: Transfer) -> None:
     """A member that leaves an exchange sends the rest from its result, not from its input."""
     vars(transfer)["_is_direct"] = False
     detach(transfer)
+
+
+@does(ExchangeTransfer, "_keep")
+def own_block_forgotten(keep: Any, transfer: ExchangeTransfer, count: int) -> None:
+    """A member does not copy the block that it gives to itself."""
+
+
+@does(SimMemory, "pull")
+def withdrawn_pull_counted(pull: Any, *args: Any) -> bool:
+    """A pull counts although the announcement was withdrawn meanwhile."""
+    pull(*args)
+    return True
