@@ -8,7 +8,7 @@
 * ``port_mapper``: when it asks the router, in which protocol, and when again.
 * ``repair``: how an operation in a ring continues after members were lost.
 * ``results``: the results of committed operations.
-* ``blocks``: the lengths of blocks in an exchange, and whether members agree on them.
+* ``blocks``: the lengths of blocks in an exchange, from a caller's buffers.
 * ``batch``: which errors allow a retry of a reduce, and a list of reduces as one call.
 * ``peer``: one process of a run.
 * ``master``: the coordinator of a run: it admits and removes peers, and decides outcomes.

@@ -1,4 +1,4 @@
-"""The lengths of blocks: from a caller's buffers, and what the master compares.
+"""The lengths of blocks, from a caller's buffers.
 
 All-gather, gather, scatter and all-to-all differ only in these lengths. Each member derives from
 its buffers how many elements it gives to each rank, and how many it takes from each.
@@ -6,7 +6,6 @@ its buffers how many elements it gives to each rank, and how many it takes from 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pccl.protocol.operation import EXCHANGE_MEMBERS_MAX, BlockLengths
@@ -74,20 +73,6 @@ def blocks_of(
             "separate memory"
         )
     return BlockLengths(gives, takes)
-
-
-def disagreement(blocks: Sequence[BlockLengths]) -> tuple[int, int] | None:
-    """Return a (giver, taker) that name different lengths for its block; None: there is none.
-
-    Args:
-        blocks: what the members say, by rank, each with one length per rank.
-    """
-    expected = list(zip(*(one.takes for one in blocks), strict=True))
-    for rank, one in enumerate(blocks):
-        if one.gives != expected[rank]:
-            pairs = zip(one.gives, expected[rank], strict=True)
-            return rank, next(other for other, (gives, takes) in enumerate(pairs) if gives != takes)
-    return None
 
 
 def _only(lengths: tuple[int, ...], name: str) -> int:

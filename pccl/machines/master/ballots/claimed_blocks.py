@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pccl.machines.blocks import disagreement
+from array import array
+
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.operation import BlockLengths
 from pccl.protocol.types import Descriptor, OperationId, PeerId
@@ -18,31 +19,40 @@ class ClaimedBlocks:
 
     def __init__(self, operation: OperationId, members: tuple[PeerId, ...]) -> None:
         self._operation, self._members = operation, members
-        self._claims: dict[PeerId, BlockLengths] = {}
+        self._claims: dict[int, tuple[array[int], array[int]]] = {}
+        """By rank: the lengths that it gives, and those that it takes."""
 
-    def note(self, peer: PeerId, asked: Descriptor, blocks: BlockLengths | None) -> None:
-        """Record what a member says in its request.
+    def note(self, peer: PeerId, asked: Descriptor, blocks: BlockLengths | None) -> str:
+        """Record what a member says in its request, and compare it with what others have said.
+
+        Returns:
+            Which member expects another length than it gets; empty: none so far.
 
         Raises:
             RemoteProtocolError: it does not name one block for each member of an exchange.
         """
-        wanted = len(self._members) if asked.is_exchange else 0
-        gives, takes = (blocks.gives, blocks.takes) if blocks is not None else ((), ())
-        if not len(gives) == len(takes) == wanted:
-            raise RemoteProtocolError(
-                reason=f"{self._operation} has {wanted} blocks, not {len(gives)} and {len(takes)}"
-            )
-        if blocks is not None:
-            self._claims[peer] = blocks
-
-    def differ(self) -> str:
-        """Return which member expects another length than it gets; empty: none does."""
-        said = [self._claims[peer] for peer in self._members if peer in self._claims]
-        found = disagreement(said)
-        if found is None:
+        if not asked.is_exchange:
+            if blocks is not None:
+                raise RemoteProtocolError(reason=f"{self._operation} exchanges no blocks")
             return ""
-        giver, taker = found
-        gives, takes = said[giver].gives[taker], said[taker].takes[giver]
+        size = len(self._members)
+        gives, takes = (blocks.gives, blocks.takes) if blocks is not None else ((), ())
+        if not len(gives) == len(takes) == size:
+            raise RemoteProtocolError(
+                reason=f"{self._operation} has {size} blocks, not {len(gives)} and {len(takes)}"
+            )
+        rank = self._members.index(peer)
+        self._claims[rank] = array("Q", gives), array("Q", takes)  # compact: there may be many
+        for other, (given, taken) in self._claims.items():
+            if gives[other] != taken[rank] or given[rank] != takes[other]:
+                return self._difference(rank, other)
+        return ""
+
+    def _difference(self, *pair: int) -> str:
+        for giver, taker in (sorted(pair), sorted(pair, reverse=True)):
+            gives, takes = self._claims[giver][0][taker], self._claims[taker][1][giver]
+            if gives != takes:
+                break
         return (
             f"peer {self._members[giver]} gives {gives} elements to peer {self._members[taker]}, "
             f"which expects {takes}"

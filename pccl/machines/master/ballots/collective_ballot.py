@@ -175,23 +175,24 @@ class CollectiveBallot(Ballot):
             blocks: the lengths of the member's blocks in an exchange.
 
         Raises:
-            RemoteProtocolError: a member cannot have posted for ``participants``, or its blocks do
-                not fit its view.
+            RemoteProtocolError: a member cannot have posted for ``participants``, or its root or
+                its blocks do not fit its view.
         """
         if self.phase.ended:
             return None
         if peer not in self._descriptors:
-            self._blocks.note(peer, descriptor, blocks)
+            if descriptor.root >= len(self.members):
+                raise RemoteProtocolError(reason=f"{self.operation} has no rank {descriptor.root}")
+            differ = self._blocks.note(peer, descriptor, blocks)
             decision = self._first_request(peer, descriptor, now_ns, eager, weight, norm)
+            if decision is None and differ:
+                decision = self._end(_mismatch(f"{self.what}: {differ}"))
             if decision is not None:
                 return decision
         if participants or self._is_narrowed:
             return self._narrowed_request(peer, participants)
         is_whole = len(self._descriptors) == len(self.members)
-        if not is_whole or self.phase is not Phase.REQUESTED:
-            return None
-        differ = self._blocks.differ()
-        return self._start() if not differ else self._end(_mismatch(f"{self.what}: {differ}"))
+        return self._start() if is_whole and self.phase is Phase.REQUESTED else None
 
     def _first_request(
         self,
@@ -372,8 +373,10 @@ class CollectiveBallot(Ballot):
             return broken_neighbours(self.survivors, broken)
         asked = next(iter(self._descriptors.values()))
         present, root = set(self.survivors), None
-        if asked.algorithm is Algorithm.STAR or asked.collective in _ROOTED:
-            root = self.participants[asked.root]
+        if asked.algorithm is Algorithm.STAR:
+            root = self.participants[0]
+        elif asked.collective in _ROOTED:
+            root = self.members[asked.root]
         apart = [pair for pair in broken if pair <= present and (root is None or root in pair)]
         return sorted(apart, key=sorted)
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pccl.machines.blocks import BufferLengths, blocks_of, disagreement
+from pccl.machines.blocks import BufferLengths, blocks_of
 from pccl.protocol.data_type import DataType
 from pccl.protocol.operation import BlockLengths
 from pccl.protocol.types import Collective, Descriptor, ReduceOp
@@ -242,17 +242,6 @@ def test_an_aborted_reduce_leaves_its_input(
     made.post(ring)
     ring.run(moment)
     ring.check_abort(made.inputs, list(zip(made.sends, made.recvs, strict=True)))
-
-
-@given(st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), min_size=4, max_size=4))
-def test_the_master_finds_the_pair_that_disagrees(rows: list[list[int]]) -> None:
-    columns = list(zip(*rows, strict=True))
-    said = [BlockLengths(tuple(row), columns[rank]) for rank, row in enumerate(rows)]
-    assert disagreement(said) is None
-    wrong = list(rows[2])
-    wrong[1] += 1
-    said[2] = BlockLengths(tuple(wrong), said[2].takes)
-    assert disagreement(said) == (2, 1)
 
 
 GROUP_OF_THREE = [

@@ -14,8 +14,16 @@ from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.guards.contributions import ContributionGuard, FlaggedContribution, GuardAction
 from pccl.protocol.messages import HoldingsQuery, OperationNarrowed, OperationStarted
-from pccl.protocol.operation import LATE_BYTES_MAX, Phase, of_ranks, to_ranks
-from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId, Quorum, ReduceOp
+from pccl.protocol.operation import LATE_BYTES_MAX, BlockLengths, Phase, of_ranks, to_ranks
+from pccl.protocol.types import (
+    AbortCause,
+    Collective,
+    Descriptor,
+    OperationId,
+    PeerId,
+    Quorum,
+    ReduceOp,
+)
 
 OPERATION = OperationId(1, 0, 2, 7, 3)
 MS = 1_000_000
@@ -378,3 +386,19 @@ def test_two_masters_have_chosen_different_participants() -> None:
     assert aborts(made.request(C, SUM, 1, participants=A_B_C)) == expected
     made = narrowed(A, B, C, inherited=True)  # this master itself has chosen
     assert aborts(made.request(C, SUM, 1, participants=A_C)) == expected
+
+
+def test_a_root_that_the_group_does_not_have_breaks_the_protocol() -> None:
+    made = CollectiveBallot(OPERATION, RING, A, 0)
+    gather = Descriptor.direct(Collective.GATHER, DataType.FLOAT, root=4)
+    with pytest.raises(RemoteProtocolError, match="has no rank 4"):
+        made.request(A, gather, 0, blocks=BlockLengths((0,) * 4, (0,) * 4))
+
+
+def test_a_gather_needs_the_links_of_its_root_only() -> None:
+    made = CollectiveBallot(OPERATION, RING, A, 0)
+    gather = Descriptor.direct(Collective.GATHER, DataType.FLOAT, root=2)
+    for peer in RING:
+        made.request(peer, gather, 0, blocks=BlockLengths((0,) * 4, (0,) * 4))
+    broken = [frozenset((A, B)), frozenset((C, D)), frozenset((A, C))]
+    assert made.separated(broken) == [frozenset((A, C)), frozenset((C, D))]
