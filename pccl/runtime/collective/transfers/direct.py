@@ -20,9 +20,8 @@ from pccl.runtime.collective.buffers import Buffers
 from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.memory import Array, Memory
 from pccl.runtime.collective.operand import Operand
-from pccl.runtime.collective.outlet import Outlet
 from pccl.runtime.collective.plans import Plan
-from pccl.runtime.collective.transfers.inlet import Inlet, Placement
+from pccl.runtime.collective.transfers.inlet import Placement
 from pccl.runtime.collective.transfers.transfer import OnDone, Transfer
 from pccl.transports.base import LocalMemory
 from pccl.transports.link import Link
@@ -60,15 +59,7 @@ class DirectTransfer(Transfer):
         self._buffered_steps = CONTRIBUTE + 1
         self._coded_steps = CONTRIBUTE + 1 if coding is not None else 0
         self._ranks = {peer: rank for rank, peer in enumerate(ring)}
-        self.inlets = {ring[rank]: Inlet(route) for rank, route in schedule.incoming_from.items()}
-        self.outlets = {
-            ring[rank]: Outlet(
-                operation, link_to(ring[rank]), route, self._payload, self._announcer
-            )
-            for rank, route in schedule.outgoing_to.items()
-        }
-        self._flows = [p for p in ring if p in self.inlets or p in self.outlets]
-        self._to_rank = {rank: self.outlets[ring[rank]] for rank in schedule.outgoing_to}
+        self._to_rank = self._connect(ring, schedule.incoming_from, schedule.outgoing_to, link_to)
         self._sums: dict[int, _Sum] = {}
         """Results of own segments that lack contributions, by position."""
         self._held: list[tuple[Segment, int]] = []

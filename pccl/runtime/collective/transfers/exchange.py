@@ -14,9 +14,8 @@ from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.buffers import Buffers
 from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.operand import Operand
-from pccl.runtime.collective.outlet import Outlet
 from pccl.runtime.collective.plans import Plan
-from pccl.runtime.collective.transfers.inlet import Inlet, Placement
+from pccl.runtime.collective.transfers.inlet import Placement
 from pccl.runtime.collective.transfers.transfer import OnDone, Transfer
 from pccl.transports.base import LocalMemory
 from pccl.transports.link import Link
@@ -48,16 +47,10 @@ class ExchangeTransfer(Transfer):
         memory: LocalMemory | None = None,
     ) -> None:
         super().__init__(operation, plan, operand, on_done, buffers, memory=memory)
-        self.schedule, ring = schedule, plan.ring
-        self.inlets = {ring[rank]: Inlet(route) for rank, route in schedule.incoming_from.items()}
-        self.outlets = {
-            ring[rank]: Outlet(
-                operation, link_to(ring[rank]), route, self._payload, self._announcer
-            )
-            for rank, route in schedule.outgoing_to.items()
-        }
-        self._flows = [p for p in ring if p in self.inlets or p in self.outlets]
-        self._to_rank = {rank: self.outlets[ring[rank]] for rank in schedule.outgoing_to}
+        self.schedule = schedule
+        self._to_rank = self._connect(
+            plan.ring, schedule.incoming_from, schedule.outgoing_to, link_to
+        )
         self._own = deque(schedule.kept)
         """Segments of the own block that are not yet in the result: (in the input, there)."""
 
@@ -72,12 +65,13 @@ class ExchangeTransfer(Transfer):
         """Send all blocks."""
         self.begun = True
         checks: dict[int, int] = {}
-        if self._gives_all_the_same:  # all get this block, so it is hashed once
-            for given, kept in self.schedule.kept:
-                views = self._operand.source.views(*given.span)
-                checks[given.offset] = self._digest.add(kept.position, *views)
         for rank, hop in self.schedule.initial_sends:
-            self._to_rank[rank].offer(hop, checks.get(hop.segment.offset))
+            number = hop.number
+            if self._gives_all_the_same and number not in checks:  # all get this block
+                given, kept = self.schedule.kept[number]
+                views = self._operand.source.views(*given.span)
+                checks[number] = self._digest.add(kept.position, *views)
+            self._to_rank[rank].offer(hop, checks.get(number))
         self.report_if_done()
 
     def arrived(self, placement: Placement) -> None:

@@ -22,9 +22,8 @@ from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.buffers import Buffers
 from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.operand import Operand
-from pccl.runtime.collective.outlet import Outlet
 from pccl.runtime.collective.plans import Plan
-from pccl.runtime.collective.transfers.inlet import Inlet, Placement
+from pccl.runtime.collective.transfers.inlet import Placement
 from pccl.runtime.collective.transfers.transfer import OnDone, Transfer
 from pccl.transports.link import Link
 
@@ -61,11 +60,8 @@ class GatherTransfer(Transfer):
         self.schedule, ring = schedule, plan.ring
         self._buffered_steps = self._coded_steps = 1
         self._ranks = {peer: rank for rank, peer in enumerate(ring)}
-        self._flows = others = [ring[rank] for rank in schedule.others]
-        self.inlets = {peer: Inlet(schedule.route) for peer in others}
-        self.outlets = {
-            peer: Outlet(operation, link_to(peer), schedule.route, self._payload) for peer in others
-        }
+        routes = dict.fromkeys(schedule.others, schedule.route)
+        self._connect(ring, routes, routes, link_to)
         self._own: dict[int, memoryview] = {}
         """The own contribution as it was encoded first, by position."""
         self._sums: dict[int, _GatheredSum] = {}

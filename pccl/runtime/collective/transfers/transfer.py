@@ -23,14 +23,14 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
 
 from pccl.collectives.digest import DIGEST_BYTES, ResultDigest
 from pccl.collectives.layout import Segment
-from pccl.collectives.route import NO_HOPS
+from pccl.collectives.route import NO_HOPS, Route
 from pccl.collectives.weighting import weigh
 from pccl.protocol.checksum import bytes_hash
 from pccl.protocol.errors import RemoteProtocolError
@@ -323,6 +323,27 @@ class Transfer(ABC):
             self._operand.is_overwritten = all(self._saved)
 
     # -- for the subclasses ----------------------------------------------------------------------
+
+    def _connect(
+        self,
+        ring: tuple[PeerId, ...],
+        incoming: Mapping[int, Route],
+        outgoing: Mapping[int, Route],
+        link_to: Callable[[PeerId], Link],
+    ) -> dict[int, Outlet]:
+        """Make inlets and outlets for segments that go straight from rank to rank.
+
+        Returns:
+            The outlets by rank, in the order of ``outgoing``.
+        """
+        self.inlets = {ring[rank]: Inlet(route) for rank, route in incoming.items()}
+        to_rank = {
+            rank: Outlet(self.operation, link_to(ring[rank]), route, self._payload, self._announcer)
+            for rank, route in outgoing.items()
+        }
+        self.outlets = {ring[rank]: outlet for rank, outlet in to_rank.items()}
+        self._flows = [peer for peer in ring if peer in self.inlets or peer in self.outlets]
+        return to_rank
 
     @abstractmethod
     def _encoded(self, coding: Coding, step: int, segment: Segment) -> memoryview:
