@@ -380,11 +380,12 @@ class Descriptor:
         """
         return self.follows_ring and not self.quantization.active
 
-    @property
-    def may_begin_early(self) -> bool:
+    def may_begin_early(self, world_size: int) -> bool:
         """Whether it may begin before its start: it needs data of all members, and no weights."""
         waits = self.weighted or self.quorum is not None
-        return self.collective is Collective.ALL_REDUCE and self.count > 0 and not waits
+        is_parted = self.collective in REDUCTIONS_OF_PARTS  # an empty part needs no data
+        reduces = is_parted or self.collective is Collective.ALL_REDUCE
+        return reduces and self.count >= (world_size if is_parted else 1) and not waits
 
     def settled(self, table: AlgorithmTable, *, near: bool = False) -> Descriptor:
         """Return the same descriptor with what the view determines.

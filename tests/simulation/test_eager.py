@@ -1,4 +1,4 @@
-"""How many trips a small all-reduce takes: in virtual time nothing but the network takes any."""
+"""How many trips a small reduction takes: in virtual time nothing but the network takes any."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
-from pccl.protocol.types import Algorithm, Descriptor, ReduceOp
+from pccl.protocol.types import Algorithm, Collective, Descriptor, ReduceOp
+from pccl.runtime.collective.block_operand import borrow_blocks
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.requests import JoinRequest, ReduceRequest
@@ -45,10 +46,22 @@ def test_near_members_announce_a_large_tensor_early() -> None:
     assert trips_of(3, RING, 4 * COUNT - 1) == [[8, 8, 8]] * 3
 
 
+def test_parts_of_a_reduction() -> None:
+    reduce, scatter = Collective.REDUCE, Collective.REDUCE_SCATTER
+    assert trips_of(3, Algorithm.MESH, EAGER_BYTES_MAX, reduce) == [[6, 4, 4]] * 3
+    assert trips_of(3, Algorithm.MESH, EAGER_BYTES_MAX, scatter) == [[5, 3, 3]] * 3
+    assert trips_of(3, Algorithm.MESH, 0, scatter) == [[5, 5, 5]] * 3
+
+
 def trips_of(
-    peers: int, algorithm: Algorithm, eager_bytes_max: int, *, near: bool = False
+    peers: int,
+    algorithm: Algorithm,
+    eager_bytes_max: int,
+    collective: Collective = Collective.ALL_REDUCE,
+    *,
+    near: bool = False,
 ) -> list[list[int]]:
-    """Of each peer, the trips of three all-reduces, one after the other."""
+    """Of each peer, the trips of three reductions, one after the other."""
     loop = VirtualLoop(limit_ns=10**11)
     network = SimNetwork(
         loop,
@@ -65,14 +78,22 @@ def trips_of(
 
     async def take_part(engine: PeerEngine, index: int) -> None:
         await engine.connect(JoinRequest(min_peers=peers))
-        descriptor = Descriptor(DataType.FLOAT, ReduceOp.SUM, COUNT, algorithm=algorithm)
+        descriptor = Descriptor(
+            DataType.FLOAT, ReduceOp.SUM, COUNT, collective, root=1, algorithm=algorithm
+        )
         for n in range(3):
             now_ns = loop.now_ns()
             wait_ns = (n + 1) * 10**9 - now_ns  # all call at the same time
             await sleep(wait_ns)
             values = np.full(COUNT, 2.0**index, np.float32)
-            await engine.reduce(ReduceRequest(borrow(values), ReduceCall(0, 7, descriptor)))
-            assert values.tolist() == [2.0**peers - 1] * COUNT
+            result, operand, buffers = values, None, None
+            if collective is Collective.REDUCE_SCATTER:
+                result = np.empty(len(np.array_split(values, peers)[index]), np.float32)
+                operand, buffers = borrow_blocks(values, result)
+            call = ReduceCall(0, 7, descriptor, buffers=buffers)
+            await engine.reduce(ReduceRequest(operand or borrow(values), call))
+            gets = collective is not Collective.REDUCE or index == descriptor.root
+            assert set(result.tolist()) == {2.0**peers - 1 if gets else 2.0**index}
             took.setdefault(index, []).append(round((loop.now_ns() - now_ns - wait_ns) / TRIP_NS))
 
     async def sleep(wait_ns: int) -> None:

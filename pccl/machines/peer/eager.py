@@ -1,4 +1,4 @@
-"""Early sending: an all-reduce sends data before all members are known to have asked for it.
+"""Early sending: a reduction sends data before all members are known to have asked for it.
 
 Frames that arrive at a member that has not asked yet wait in an early store. Each link has such a
 store of bounded size, so each member accounts for what it sends early. Before all have asked, a
@@ -90,11 +90,12 @@ class EagerBudget:
     def take(self, operation: OperationId, what: Descriptor, world_size: int) -> Eager:
         """Decide what an operation sends early, and charge its cost.
 
-        No member completes an all-reduce with elements before all have asked for it. This does not
-        hold for a broadcast, a barrier or an empty all-reduce.
+        No member completes an all-reduce with elements before all have asked for it. The same holds
+        for a reduce and a reduce-scatter if each member adds up at least one element. It does not
+        hold for a broadcast, a barrier, an exchange or an empty all-reduce.
         """
         nbytes = what.count * what.dtype.itemsize
-        if not (self._tensor_bytes_max and what.may_begin_early):
+        if not (self._tensor_bytes_max and what.may_begin_early(world_size)):
             return Eager.NOTHING
         if operation.view not in self._entered:
             return Eager.NOTHING

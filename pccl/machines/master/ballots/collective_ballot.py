@@ -2,7 +2,7 @@
 
 After a loss, ``repair`` continues with the data that the remaining members have.
 
-Members send data of an all-reduce before its start (``eager``). A member can complete the
+Members send data of a small reduction before its start (``eager``). A member can complete the
 result only if all members have made the same request. So a done report proves the start, even while
 another member's request has not reached the master.
 
@@ -209,7 +209,7 @@ class CollectiveBallot(Ballot):
             self._weights[peer] = weight
         if descriptor.weighted and descriptor.guard is not None:
             self._norms[peer] = norm
-        if eager and _may_be_eager(descriptor):
+        if eager and _may_be_eager(descriptor, len(self.members)):
             self._eager[peer] = eager
         self.latest, self.latest_ns = peer, now_ns
         self._requested_ns[peer] = now_ns
@@ -478,13 +478,13 @@ _ROOTED = (Collective.GATHER, Collective.SCATTER)
 """In these, all values go to the root or come from it."""
 
 
-def _may_be_eager(descriptor: Descriptor) -> bool:
+def _may_be_eager(descriptor: Descriptor, world_size: int) -> bool:
     """Whether a report of a complete result proves that all members have made this request.
 
     A member that lies about it must not start an operation that others cannot begin yet.
     """
     sent_early = descriptor.near or descriptor.tensor_bytes <= EAGER_BYTES_MAX
-    return descriptor.may_begin_early and sent_early
+    return descriptor.may_begin_early(world_size) and sent_early
 
 
 def _mismatch(reason: str) -> Abort:

@@ -13,7 +13,14 @@ from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import HEADER_BYTES
 from pccl.protocol.limits import ANNOUNCE_BYTES_MAX, EAGER_BYTES_MAX, EARLY_STORE_BYTES_MAX
 from pccl.protocol.operation import Eager
-from pccl.protocol.types import STAR_BYTES_MAX, Algorithm, Descriptor, OperationId, ReduceOp
+from pccl.protocol.types import (
+    STAR_BYTES_MAX,
+    Algorithm,
+    Collective,
+    Descriptor,
+    OperationId,
+    ReduceOp,
+)
 
 RING, STAR, MESH = Algorithm.RING, Algorithm.STAR, Algorithm.MESH
 
@@ -25,6 +32,7 @@ RING, STAR, MESH = Algorithm.RING, Algorithm.STAR, Algorithm.MESH
     algorithm=st.sampled_from([RING, STAR, MESH]),
     segment_bytes=st.none() | st.integers(20_000, 2 << 20),
     near=st.booleans(),
+    part=st.none() | st.sampled_from([Collective.REDUCE, Collective.REDUCE_SCATTER]),
 )
 def test_the_cost_covers_all_frames_of_a_link(
     world_size: int,
@@ -33,11 +41,14 @@ def test_the_cost_covers_all_frames_of_a_link(
     algorithm: Algorithm,
     segment_bytes: int | None,
     near: bool,
+    part: Collective | None,
 ) -> None:
     nbytes = min(nbytes, STAR_BYTES_MAX) if algorithm is STAR else nbytes
     what = Descriptor(
         kind, ReduceOp.SUM, nbytes // kind.itemsize, algorithm=algorithm, forced=True, near=near
     )
+    if part is not None:
+        what = Descriptor.direct(part, kind, count=what.count, root=world_size // 2)
     budget, operation = EagerBudget(EAGER_BYTES_MAX, segment_bytes), OperationId(1, 0, 1, 0, 0)
     budget.all_asked(OperationId(1, 0, 1, 9, 0))
     eager = budget.take(operation, what, world_size)
@@ -50,6 +61,8 @@ def test_the_cost_covers_all_frames_of_a_link(
         else:
             assert isinstance(schedule, DirectSchedule)
             steps, routes = 0, list(schedule.outgoing_to.values())
+            if eager and part is not None:  # so that a complete part proves that all have begun
+                assert len(schedule.incoming_from) == world_size - 1
         for route in routes:
             early = [hop.segment.wire_length for hop in route.hops if hop.step <= steps]
             payload = sum(early) if eager is Eager.SEGMENTS else len(early) * ANNOUNCE_BYTES_MAX

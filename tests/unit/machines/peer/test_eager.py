@@ -16,7 +16,15 @@ from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import EARLY_STORE_BYTES_MAX
 from pccl.protocol.operation import Eager, Phase
-from pccl.protocol.types import AbortCause, Descriptor, Member, PeerId, Quorum, ReduceOp
+from pccl.protocol.types import (
+    AbortCause,
+    Collective,
+    Descriptor,
+    Member,
+    PeerId,
+    Quorum,
+    ReduceOp,
+)
 from tests.support.peer_stage import SUM, PeerStage, ended
 from tests.support.scenarios import op
 
@@ -52,6 +60,10 @@ COST = 32 + (3 + 1) * 56
 """Of 8 floats among three: the tensor, a header for each rank's segment, and a question."""
 
 
+def part(collective: Collective, count: int) -> Descriptor:
+    return Descriptor.direct(collective, DataType.FLOAT, count=count)
+
+
 def budget(bytes_max: int = 3 * COST) -> EagerBudget:
     """In view 1 all have asked for something."""
     made = EagerBudget(64, bytes_max=bytes_max)
@@ -77,6 +89,11 @@ def test_who_says_nothing_never_goes_ahead() -> None:
         (replace(SUM, count=0, near=True), Eager.NOTHING),  # done before others have asked
         (Descriptor.broadcast(DataType.FLOAT, 8, 0), Eager.NOTHING),
         (Descriptor.barrier(), Eager.NOTHING),
+        (part(Collective.REDUCE, 3), Eager.SEGMENTS),
+        (part(Collective.REDUCE, 2), Eager.NOTHING),  # one has nothing to add up
+        (part(Collective.REDUCE_SCATTER, 16), Eager.SEGMENTS),
+        (part(Collective.REDUCE_SCATTER, 2), Eager.NOTHING),
+        (part(Collective.ALL_GATHER, 8), Eager.NOTHING),  # a member may give nothing
     ],
 )
 def test_what_goes_ahead(what: Descriptor, eager: Eager) -> None:
@@ -250,10 +267,10 @@ def test_another_attempt_after_differing_results_goes_ahead_anew() -> None:
 # -- the ballot --------------------------------------------------------------------------------
 
 
-def ballot(*eager: PeerId, inherited: bool = False) -> CollectiveBallot:
+def ballot(*eager: PeerId, inherited: bool = False, what: Descriptor = SUM) -> CollectiveBallot:
     made = CollectiveBallot(op(), RING, A, 0, inherited=inherited)
     for peer in eager:
-        assert made.request(peer, SUM, 0, eager=Eager.SEGMENTS) is None
+        assert made.request(peer, what, 0, eager=Eager.SEGMENTS) is None
     return made
 
 
@@ -280,6 +297,8 @@ def test_whoever_only_announces_ahead_may_be_done_before_the_others_have_asked()
         replace(SUM, op=ReduceOp.AVG, weighted=True),
         replace(SUM, count=0),
         replace(SUM, count=1 << 20),
+        part(Collective.REDUCE, 2),
+        part(Collective.REDUCE_SCATTER, 2),
     ],
 )
 def test_a_report_before_the_start_proves_nothing_where_none_may_go_ahead(what: Descriptor) -> None:
@@ -312,6 +331,11 @@ def test_who_is_done_shows_that_all_have_asked() -> None:
     assert made.waiting_for() == [A, C]
     assert made.request(C, SUM, 6, eager=Eager.SEGMENTS) is None
     assert [made.done(peer, b"x", 7) for peer in (A, C)] == [None, Commit()]
+
+
+@pytest.mark.parametrize("collective", [Collective.REDUCE, Collective.REDUCE_SCATTER])
+def test_who_has_its_part_shows_that_all_have_asked(collective: Collective) -> None:
+    assert ballot(A, B, what=part(collective, 3)).done(B, b"x", 5) == Start()
 
 
 def test_without_having_asked_nobody_is_done() -> None:
