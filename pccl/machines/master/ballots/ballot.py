@@ -336,8 +336,8 @@ class Ballot(ABC):
         return False
 
     @property
-    def is_gathered(self) -> bool:
-        """Whether each member needs a link to each other one, because a format is sparse."""
+    def needs_each_link(self) -> bool:
+        """Whether no algorithm can do without a link that members lack."""
         return False
 
     @property

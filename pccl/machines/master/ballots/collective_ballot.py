@@ -381,8 +381,8 @@ class CollectiveBallot(Ballot):
         return sorted(apart, key=sorted)
 
     @property
-    def is_gathered(self) -> bool:
-        """Whether no other algorithm can do without a link between two members."""
+    def needs_each_link(self) -> bool:
+        """Whether no algorithm can do without a link that members lack."""
         return any(
             asked.quantization.is_gathered or asked.is_direct
             for asked in self._descriptors.values()
@@ -393,7 +393,7 @@ class CollectiveBallot(Ballot):
         """What callers can do if a link is down, unless another algorithm would help."""
         if any(asked.is_direct for asked in self._descriptors.values()):
             return "this collective needs that link; use all_reduce or broadcast, which do not"
-        if self.is_gathered:
+        if self.needs_each_link:
             return "a sparse reduce needs links between all members, so use another format"
         if any(asked.forced for asked in self._descriptors.values()):
             return 'omit algorithm, or use "ring"'

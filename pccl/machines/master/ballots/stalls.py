@@ -72,9 +72,10 @@ class StallWatch:
         Peers keep redialling a lost lane. So a link counts as down only after ``resume_s``, the
         time in which a peer may reconnect to the master.
 
-        A sparse reduce needs all links, so no other view helps it. It waits for ``link_s``, within
-        which both ends have dialled again, and a relay may have joined them; and for a silent end
-        of a link, until that is heard again, or removed.
+        No other view helps an operation whose request allows one algorithm only: it ends. But
+        first the master waits until it hears a silent end of the link again, or removes it. If no
+        algorithm can do without the link, as in a sparse reduce, the master waits for ``link_s``:
+        within that time both ends have dialled again, and a relay may have joined them.
         """
         ballots, membership = self._ballots, self._membership
         patience_ns = self._timing.ns(self._timing.resume_s)
@@ -93,14 +94,15 @@ class StallWatch:
             self._links.demand(pairs)
             if any(map(self._links.may_meet, pairs)):
                 return
+            if not pairs or ballot.follows_ring or not ballot.way_out:
+                continue
+            # Another view would not help, because the request allows one algorithm only.
             awaits = not silent.isdisjoint(chain.from_iterable(pairs))
-            if pairs and ballot.is_gathered and (awaits or not ballot.separated(lasting)):
+            if awaits or (ballot.needs_each_link and not ballot.separated(lasting)):
                 waiting.append(ballot)
                 continue
-            if pairs and ballot.way_out and not ballot.follows_ring:
-                # Another view would not help, because the request allows one algorithm only.
-                reason = f"{apart(pairs[0], broken)}; {ballot.way_out}"
-                ballots.decide(ballot, ballot.cannot_talk(reason))
+            reason = f"{apart(pairs[0], broken)}; {ballot.way_out}"
+            ballots.decide(ballot, ballot.cannot_talk(reason))
         started = [
             ballot
             for ballot in started

@@ -401,6 +401,18 @@ def test_a_sparse_reduce_waits_for_the_verdict_on_a_silent_member() -> None:
     assert [(m.operation, m.abort) for m in aborts] == [(asked, AbortCause.MEMBER_LOST)] * 3
 
 
+def test_a_mesh_that_was_named_waits_for_the_verdict_on_a_silent_member() -> None:
+    master = new(4)
+    asked = op(view=view_of(master)[0])
+    for peer in (1, 2, 3, 4):
+        master.hear(peer, msg.OperationRequest(asked, by(MESH, forced=True)))
+    master.wait(2, 2, 3, 4)
+    master.hear(3, msg.LinkReport(PeerId(1), False, "refused"))
+    assert told(master.wait(6, 2, 3, 4), msg.OperationEnded) == []
+    aborts = [message for _, message in told(master.wait(4, 2, 3, 4), msg.OperationEnded)]
+    assert [(m.operation, m.abort) for m in aborts] == [(asked, AbortCause.MEMBER_LOST)] * 3
+
+
 def test_a_sparse_reduce_keeps_no_other_operation_waiting() -> None:
     master = new(4)
     sparse = replace(by(MESH), quantization=Quantization(WireFormat.SPARSE, 128))
