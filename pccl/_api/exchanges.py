@@ -238,8 +238,8 @@ class Exchanges(ABC):
         Args:
             value: what MessagePack can encode: None, bool, int, float, str, bytes, lists and
                 dicts of these; tuples become lists. At most 1 GiB.
-            pickled: encode with pickle instead, which all members must want. Whoever sends a pickle
-                can run any code on all members: for members that trust each other only.
+            pickled: encode with pickle instead; all members must pass the same. Only for members
+                that trust each other: a pickle can run any code on the members that receive it.
             tag: as for ``all_reduce``.
             timeout_s: budget of the call, in seconds.
 
@@ -253,7 +253,7 @@ class Exchanges(ABC):
             lengths = np.zeros(size, np.int64)
             await calls.make("all_gather_object", all_gather_request, length_of(own), lengths)
             if self.world_size != size:
-                continue  # a member was lost, which all know from the same outcome
+                continue  # a member was lost; all members know it from the same outcome
             parts = [np.empty(length, np.uint8) for length in checked_lengths(lengths)]
             await calls.make("all_gather_object", all_gather_request, own, parts)
             return [decode_object(one, rank, pickled=pickled) for rank, one in enumerate(parts)]
@@ -295,7 +295,7 @@ class Exchanges(ABC):
             length = length_of(own)
             await calls.make("broadcast_object", broadcast_request, length, root=rank)
             if _ring_of(self) != ring:
-                continue  # a member was lost, which all know from the same outcome
+                continue  # a member was lost; all members know it from the same outcome
             if not is_root:
                 own = np.empty(checked_lengths(length)[0], np.uint8)
             await calls.make("broadcast_object", broadcast_request, own, root=rank)

@@ -399,7 +399,7 @@ class JointCalls:
         try:
             blocks_of(event.descriptor, event.buffers, rank, size)
         except ValueError as error:
-            return error if size > 1 else None  # who is alone gets another error
+            return error if size > 1 else None  # a peer that is alone gets another error
         return None
 
     def _refuse(self, event: JointCall) -> errors.PCCLError | None:

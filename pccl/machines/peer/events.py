@@ -59,7 +59,7 @@ class RoundCall:
 
 @dataclass(frozen=True, slots=True)
 class ReduceCall:
-    """The caller starts a reduce, a broadcast or a barrier."""
+    """The caller starts a collective."""
 
     call: int
     tag: int

@@ -91,7 +91,11 @@ class Operand:
             size: its number of elements.
             scratch: whether the caller does not get it, so that it needs other memory.
         """
-        parts = (np.empty(size, self.source.dtype),) if scratch else self.target.parts
+        parts = self.target.parts
+        if scratch and self.in_place:  # nothing is overwritten, so nothing has to be saved
+            parts = (self.own[first : first + size],)
+        elif scratch:
+            parts = (np.empty(size, self.source.dtype),)
         target = Memory(parts, first * self.source.dtype.itemsize)
         return Operand(self.source, target, self.source, self.data_type, in_place=False)
 

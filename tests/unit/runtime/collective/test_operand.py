@@ -380,3 +380,14 @@ def test_collisions() -> None:
     assert not collide(reads, borrow(first, result))  # both only read it
     five = borrow_pointers(address(values), address(values), 5, DataType.DOUBLE)
     assert collide(five, borrow(result, second))
+
+
+def test_a_chunk_that_the_caller_does_not_get_lies_in_the_backup() -> None:
+    values = np.arange(8, dtype=np.int16)
+    whole = borrow(values)
+    chunk = whole.for_chunk(2, 3, scratch=True)
+    assert np.shares_memory(chunk.result, whole.own)
+    chunk.target.write(4, np.full(3, 9, np.int16))
+    assert values.tolist() == list(range(8))
+    elsewhere = borrow(values, values.copy()).for_chunk(2, 3, scratch=True)
+    assert not np.shares_memory(elsewhere.result, values)
