@@ -186,7 +186,8 @@ class CollectiveBallot(Ballot):
             differ = self._blocks.note(peer, descriptor, blocks)
             decision = self._first_request(peer, descriptor, now_ns, eager, weight, norm)
             if decision is None and differ:
-                decision = self._end(_mismatch(f"{self.what}: {differ}"))
+                reason = f"{self.what}: {differ}"
+                decision = self._end(Abort(AbortCause.DESCRIPTOR_MISMATCH, reason))
             if decision is not None:
                 return decision
         if participants or self._is_narrowed:
@@ -215,7 +216,7 @@ class CollectiveBallot(Ballot):
         self._requested_ns[peer] = now_ns
         self.progress_ns = now_ns
         if first is not None and descriptor != first:
-            return self._end(_mismatch(self._who_asked_what()))
+            return self._end(Abort(AbortCause.DESCRIPTOR_MISMATCH, self._who_asked_what()))
         if self.phase is not Phase.REQUESTED:
             self._untold |= eager is Eager.SEGMENTS  # its request came after the start
         return None
@@ -330,10 +331,13 @@ class CollectiveBallot(Ballot):
         """Drop lost members. Then commit if the rest has the result, else repair or abort.
 
         Before the start, there is no result to complete. Only an unquantized operation along the
-        ring can be repaired.
+        ring can be repaired. The result of a gather or reduce is lost with its root, unless the
+        root was done.
         """
+        owner = self._only_owner
+        loses_result = owner in peers and owner not in self._digests
         self._drop(peers, reason)
-        if self.phase is not Phase.STARTED or not self.survivors:
+        if self.phase is not Phase.STARTED or not self.survivors or loses_result:
             return self._give_up()
         if not any(peer in self.participants for peer in peers):
             return None  # the operation continues without them
@@ -345,6 +349,14 @@ class CollectiveBallot(Ballot):
         self.progress_ns = now_ns
         self.repair = RingRepair(self.operation, self.participants, self.survivors, self._digests)
         return self.repair.begin()
+
+    @property
+    def _only_owner(self) -> PeerId | None:
+        """The only member that gets a result, by the requests so far; None: others get one too."""
+        asked = next(iter(self._descriptors.values()), None)
+        if asked is None or asked.collective not in (Collective.GATHER, Collective.REDUCE):
+            return None
+        return self.members[asked.root]
 
     def holdings(self, peer: PeerId, lost_count: int, *, complete: bool) -> Decision | None:
         """Record whether a member behind a gap can continue; ignore answers from before a loss."""
@@ -485,7 +497,3 @@ def _may_be_eager(descriptor: Descriptor, world_size: int) -> bool:
     """
     sent_early = descriptor.near or descriptor.tensor_bytes <= EAGER_BYTES_MAX
     return descriptor.may_begin_early(world_size) and sent_early
-
-
-def _mismatch(reason: str) -> Abort:
-    return Abort(AbortCause.DESCRIPTOR_MISMATCH, reason)

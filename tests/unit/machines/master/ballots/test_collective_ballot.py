@@ -1,4 +1,7 @@
-"""A collective with a quorum: whom it goes on without, and what counts from then on."""
+"""A collective with a quorum: whom it goes on without, and what counts from then on.
+
+And one with a root: whose links it needs, and what is lost with it.
+"""
 
 from __future__ import annotations
 
@@ -402,3 +405,26 @@ def test_a_gather_needs_the_links_of_its_root_only() -> None:
         made.request(peer, gather, 0, blocks=BlockLengths((0,) * 4, (0,) * 4))
     broken = [frozenset((A, B)), frozenset((C, D)), frozenset((A, C))]
     assert made.separated(broken) == [frozenset((A, C)), frozenset((C, D))]
+
+
+@pytest.mark.parametrize("collective", [Collective.GATHER, Collective.REDUCE])
+def test_a_result_that_is_lost_with_its_root_is_not_committed(collective: Collective) -> None:
+    made = CollectiveBallot(OPERATION, RING, A, 0)
+    what = Descriptor.direct(collective, DataType.FLOAT, root=2, count=8)
+    blocks = BlockLengths((0,) * 4, (0,) * 4) if what.is_exchange else None
+    for peer in RING:
+        made.request(peer, what, 0, blocks=blocks)
+    assert [made.done(peer, b"", 1) for peer in (A, B, D)] == [None] * 3
+    decision = made.lose([C], "gone", 2)
+    assert isinstance(decision, Abort)
+    assert decision.cause is AbortCause.MEMBER_LOST
+
+
+def test_a_root_that_was_done_may_be_lost_before_the_others_are() -> None:
+    made = CollectiveBallot(OPERATION, RING, A, 0)
+    what = Descriptor.direct(Collective.REDUCE, DataType.FLOAT, root=2, count=8)
+    for peer in RING:
+        made.request(peer, what, 0)
+    for peer in (A, B, C):
+        assert made.done(peer, b"", 1) is None
+    assert made.lose([C, D], "gone", 2) == Commit()
