@@ -27,8 +27,8 @@ _T = TypeVar("_T")
 PEER_GROUP_MAX = 2**32 - 1
 LANES_MAX = limits.LANES_MAX
 MIN_PEERS_MAX = PEERS_MAX
-TAG_MAX = 2**64 - 2
-"""The library uses the largest 64-bit number itself."""
+TAG_MAX = 2**63 - 1
+"""The library uses larger numbers itself."""
 ATTEMPTS_MAX = 2**31 - 1
 IN_FLIGHT_MAX = 2**31 - 1
 STEP_MAX = 2**62

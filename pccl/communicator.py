@@ -70,6 +70,10 @@ class Communicator(CommunicatorBase):
     reduce_async = blocking(aio.Communicator.reduce_async)
     broadcast_async = blocking(aio.Communicator.broadcast_async)
     barrier_async = blocking(aio.Communicator.barrier_async)
+    send = blocking(aio.Communicator.send)
+    recv = blocking(aio.Communicator.recv)
+    send_async = blocking(aio.Communicator.send_async)
+    recv_async = blocking(aio.Communicator.recv_async)
     all_gather_object = blocking(aio.Communicator.all_gather_object)
     broadcast_object = blocking(aio.Communicator.broadcast_object)
 

@@ -84,6 +84,8 @@ RESULT_OF_CALL = {
     "all_to_all": Result.RANK_CONNECTION_LOST,
     "reduce": Result.RANK_CONNECTION_LOST,
     "reduce_scatter": Result.RANK_CONNECTION_LOST,
+    "send": Result.RANK_CONNECTION_LOST,
+    "recv": Result.RANK_CONNECTION_LOST,
     "sync_shared_state": Result.INVALID_USAGE,
     "verify": Result.INVALID_USAGE,
 }

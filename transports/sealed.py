@@ -19,8 +19,7 @@ from pathlib import Path
 
 from pccl.protocol.checksum import DamagedData
 from pccl.protocol.errors import LinkError
-from pccl.protocol.limits import LINGER_S
-from pccl.protocol.records import (
+from pccl.protocol.handshake.records import (
     LENGTH_BYTES,
     RECORD_BYTES_MAX,
     TAG_BYTES,
@@ -30,6 +29,7 @@ from pccl.protocol.records import (
     plain_length,
     plain_of,
 )
+from pccl.protocol.limits import LINGER_S
 from pccl.protocol.types import NS_PER_S
 from pccl.transports.base import (
     Address,

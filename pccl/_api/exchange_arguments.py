@@ -9,7 +9,12 @@ from __future__ import annotations
 from pccl.checks import TAG_MAX, check_flag, check_member, check_range, check_timeout
 from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.limits import PEERS_MAX
-from pccl.protocol.types import Collective, Descriptor, ReduceOp
+from pccl.protocol.pairs import PAIR_TAG_MAX
+from pccl.protocol.types import (
+    Collective,
+    Descriptor,
+    ReduceOp,
+)
 from pccl.runtime.collective.block_operand import borrow_blocks
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.requests import ReduceRequest
@@ -55,6 +60,21 @@ def all_to_all_request(
 ) -> ReduceRequest:
     """Check the arguments of ``all_to_all``."""
     return _exchange(Collective.ALL_TO_ALL, send, recv, tag, timeout_s)
+
+
+def send_request(
+    tensor: object, to: int, *, tag: int = 0, timeout_s: float | None = None
+) -> ReduceRequest:
+    """Check the arguments of ``send``."""
+    return _to_other(tensor, None, check_range("to", to, 0, PEERS_MAX - 1), tag, timeout_s)
+
+
+def recv_request(
+    tensor: object, source: int, *, tag: int = 0, timeout_s: float | None = None
+) -> ReduceRequest:
+    """Check the arguments of ``recv``."""
+    rank = check_range("source", source, 0, PEERS_MAX - 1)
+    return _to_other(None, tensor, rank, tag, timeout_s)
 
 
 def reduce_scatter_request(
@@ -115,4 +135,14 @@ def _exchange(
         raise ValueError("send and recv overlap; pass separate ones")
     descriptor = Descriptor.direct(collective, operand.data_type, root=rank)
     asks = ReduceCall(0, check_range("tag", tag, 0, TAG_MAX), descriptor, buffers=buffers)
+    return ReduceRequest(operand, asks, timeout_s=check_timeout(timeout_s))
+
+
+def _to_other(
+    send: object | None, recv: object | None, partner: int, tag: int, timeout_s: float | None
+) -> ReduceRequest:
+    operand, buffers = borrow_blocks(send, recv)
+    descriptor = Descriptor.direct(Collective.SEND_RECV, operand.data_type)
+    number = check_range("tag", tag, 0, PAIR_TAG_MAX)
+    asks = ReduceCall(0, number, descriptor, buffers=buffers, partner=partner)
     return ReduceRequest(operand, asks, timeout_s=check_timeout(timeout_s))

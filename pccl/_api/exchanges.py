@@ -15,9 +15,11 @@ from pccl._api.exchange_arguments import (
     all_gather_request,
     all_to_all_request,
     gather_request,
+    recv_request,
     reduce_scatter_request,
     root_reduce_request,
     scatter_request,
+    send_request,
 )
 from pccl._api.handles import AsyncReduceHandle
 from pccl._api.objects import checked_lengths, decode_object, encode_object, length_of
@@ -185,6 +187,55 @@ class Exchanges(ABC):
             PCCLError, ValueError, TypeError: as for ``all_reduce``.
         """
         return await self._reduce("reduce", request)
+
+    @asking(send_request)
+    async def send(self, request: ReduceRequest) -> ReduceInfo:
+        """Give values to one other member, which calls ``recv``. Returns when it has them.
+
+        No third member takes part. The n-th ``send`` to a member under a tag meets its n-th
+        ``recv`` from this one.
+
+        Args:
+            tensor: the values, as ``send`` of ``all_gather``.
+            to: rank of the member that gets them.
+            tag: from 0 to 2**39 - 1; each pair and direction has its own.
+            timeout_s: budget of the call, in seconds.
+
+        Returns:
+            As for ``all_gather``.
+
+        Raises:
+            PCCLError, ValueError, TypeError: as for ``all_gather``.
+        """
+        return await self._reduce("send", request)
+
+    @asking(recv_request)
+    async def recv(self, request: ReduceRequest) -> ReduceInfo:
+        """Get values from one other member, which calls ``send``.
+
+        Args:
+            tensor: memory for the values, of the dtype and length that the other member sends.
+            source: rank of the member that gives them.
+            tag: as for ``send``.
+            timeout_s: budget of the call, in seconds.
+
+        Returns:
+            As for ``all_gather``.
+
+        Raises:
+            PCCLError, ValueError, TypeError: as for ``all_gather``.
+        """
+        return await self._reduce("recv", request)
+
+    @asking(send_request)
+    async def send_async(self, request: ReduceRequest) -> AsyncReduceHandle:
+        """Start ``send`` and return at once, as ``all_reduce_async`` does."""
+        return await self._start("send_async", request)
+
+    @asking(recv_request)
+    async def recv_async(self, request: ReduceRequest) -> AsyncReduceHandle:
+        """Start ``recv`` and return at once, as ``all_reduce_async`` does."""
+        return await self._start("recv_async", request)
 
     @asking(all_gather_request)
     async def all_gather_async(self, request: ReduceRequest) -> AsyncReduceHandle:

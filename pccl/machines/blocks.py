@@ -52,6 +52,9 @@ def blocks_of(
         case Collective.ALL_TO_ALL:
             gives = _by_rank(given.send, "send", world_size)
             takes = _by_rank(given.recv, "recv", world_size)
+        case Collective.SEND_RECV:  # the pair is the group
+            gives = _at(1 - rank, sum(given.send), world_size)
+            takes = _at(1 - rank, sum(given.recv), world_size)
         case Collective.REDUCE_SCATTER:
             own, part = _part(descriptor.count, rank, world_size), _only(given.recv, "recv")
             if part != own:

@@ -1,6 +1,7 @@
 """The pure vocabulary of the protocol, and its encoding in bytes.
 
 * ``types``: ids, views, operations, rosters, enums.
+* ``pairs``: tags, and who takes part in their operations.
 * ``data_type``: the element types of tensors.
 * ``errors``: the tree of errors that a caller may see.
 * ``limits``: every deadline and every bound, each with its reason.
@@ -8,7 +9,6 @@
 * ``shared_state``: offers, elections and differences of shared states.
 * ``checksum``: checksums that find damaged bytes.
 * ``handshake``: the beginning of every connection, with the proofs of keys and token.
-* ``records``: what follows the handshake of an encrypted connection.
 * ``frame``: the fixed binary header of the data plane.
 * ``messages``: control messages between a peer and its master.
 * ``link_messages``: control messages about links.

@@ -19,6 +19,8 @@ from pccl.protocol.guards.bounds import AtMost as AtMost
 from pccl.protocol.guards.bounds import Below as Below
 from pccl.protocol.guards.bounds import UpTo as UpTo
 from pccl.protocol.guards.contributions import ContributionGuard
+from pccl.protocol.pairs import SYNC_TAG as SYNC_TAG
+from pccl.protocol.pairs import tag_text
 
 PeerId = NewType("PeerId", int)
 """One incarnation of one process in a run. Ids grow: a peer that joins later has a larger id."""
@@ -67,6 +69,8 @@ class Collective(enum.IntEnum):
     ALL_TO_ALL = 8
     REDUCE = 9
     REDUCE_SCATTER = 10
+    SEND_RECV = 11
+    """One member gives values to one other member."""
 
     @cached_property
     def label(self) -> str:
@@ -74,12 +78,14 @@ class Collective(enum.IntEnum):
         return self.name.lower()
 
 
-EXCHANGES = frozenset(
-    {Collective.ALL_GATHER, Collective.GATHER, Collective.SCATTER, Collective.ALL_TO_ALL}
-)
+EXCHANGES = frozenset((
+    Collective.ALL_GATHER, Collective.GATHER, Collective.SCATTER, Collective.ALL_TO_ALL,
+    Collective.SEND_RECV,
+))  # fmt: skip
 """The collectives in which members give each other blocks of values, and combine none."""
 REDUCTIONS_OF_PARTS = frozenset({Collective.REDUCE, Collective.REDUCE_SCATTER})
 """The reductions of which a member gets a part of the result, or nothing."""
+_ROOTED = frozenset((Collective.GATHER, Collective.SCATTER, Collective.REDUCE))
 
 
 class Algorithm(enum.IntEnum):
@@ -181,10 +187,6 @@ class RoundId:
     n: int
 
 
-SYNC_TAG = (1 << 64) - 1
-"""The tag of shared state. Callers must not use it for anything else."""
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class OperationId:
     """The id of one collective: the n-th use of ``tag`` in ``view``. Each member derives it."""
@@ -196,7 +198,7 @@ class OperationId:
     n: int
 
     def __str__(self) -> str:
-        tag = "state" if self.tag == SYNC_TAG else f"tag{self.tag}"
+        tag = "state" if self.tag == SYNC_TAG else f"tag{tag_text(self.tag)}"
         return f"t{self.term}/g{self.group}/v{self.view}/{tag}#{self.n}"
 
 
@@ -297,7 +299,7 @@ class Descriptor:
     count: int
     collective: Collective = Collective.ALL_REDUCE
     root: int = 0
-    """The rank that a broadcast or scatter starts from, or a gather or reduce ends at."""
+    """The rank that sends alone (broadcast, scatter), or gets alone (gather, reduce)."""
     quantization: Quantization = UNQUANTIZED
     algorithm: Algorithm = Algorithm.AUTO
     """Algorithm of an all-reduce. ``settled`` replaces AUTO before the peer sends the request."""
@@ -411,14 +413,12 @@ class Descriptor:
                 return "shared state"
             case Collective.BROADCAST:
                 return f"broadcast of {what} from rank {self.root}"
-            case Collective.ALL_GATHER | Collective.ALL_TO_ALL:
-                return f"{self.collective.label} of {self.dtype.label}"
-            case Collective.GATHER | Collective.SCATTER:
-                return f"{self.collective.label} of {self.dtype.label} with root {self.root}"
-            case Collective.REDUCE_SCATTER:
-                return f"reduce_scatter ({op}) of {what}"
-            case Collective.REDUCE:
-                return f"reduce ({op}) of {what} with root {self.root}"
+            case Collective.SEND_RECV:
+                return f"send of {self.dtype.label}"
+            case _ if self.is_direct:
+                what = f"({op}) of {what}" if self.count else f"of {self.dtype.label}"
+                ends = self.collective in _ROOTED
+                return f"{self.collective.label} {what}" + f" with root {self.root}" * ends
             case Collective.ALL_REDUCE if self.quantization.active:
                 return f"{op} of {what}{how}, quantized as {self.quantization}"
             case _:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pccl.protocol.messages import Heartbeat, OperationRequest, RoundRequest, SyncRequest
+from pccl.protocol.pairs import tag_text
 from pccl.protocol.status_report import Figures
 
 NS_PER_US = 1000
@@ -70,7 +71,7 @@ class Pace:
         """The latest call, as its callers know it; empty: none."""
         match self._request:
             case OperationRequest(operation=operation, descriptor=descriptor):
-                return f"tag {operation.tag} ({descriptor})"
+                return f"tag {tag_text(operation.tag)} ({descriptor})"
             case SyncRequest(offer=offer):
                 return offer.purpose.call_name
             case RoundRequest(round=round_id):

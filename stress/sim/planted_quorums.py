@@ -1,8 +1,7 @@
 """Planted bugs of calls with a quorum, of exchanges and of pulls; see ``planted``.
 
 Members that a call goes on without are in no trace of it. So each bug breaks what the others, a
-later master or the late call itself must do for them. A member may have its own part of an exchange
-before others have theirs from it.
+later master or the late call itself must do for them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from pccl.machines.peer.synchronization import Synchronizations
 from pccl.protocol import messages as msg
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.transfers.exchange import ExchangeTransfer
-from pccl.runtime.collective.transfers.transfer import Transfer
 from pccl.runtime.hashing import hash_here
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.results import LateResults
@@ -149,13 +147,6 @@ def quorum_of_all_groups(quorum: Any, rounds: JointRounds, kind: Any) -> Any:
         return None
     last = next(reversed(quorums.values()))
     return last if len(requested) >= last.of(len(members)) else None
-
-
-@does(Transfer, "detach")
-def input_not_kept_for_others(detach: Any, transfer: Transfer) -> None:
-    """A member that leaves an exchange sends the rest from its result, not from its input."""
-    vars(transfer)["_is_direct"] = False
-    detach(transfer)
 
 
 @does(ExchangeTransfer, "_keep")

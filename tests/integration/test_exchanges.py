@@ -100,6 +100,34 @@ def test_reduce_and_reduce_scatter(run_of: Callable[..., Run]) -> None:
     assert sum(info.rx_bytes for info in infos) == 2 * inputs[0].nbytes
 
 
+def test_send_and_receive(run_of: Callable[..., Run]) -> None:
+    """No third member takes part; each pair and direction counts by itself."""
+    run = run_of(3)
+    first, second, third = run.members
+    values: list[Any] = [np.arange(LARGE, dtype=np.float32), np.full(3, 7, np.int8)]
+    got: list[Any] = [np.zeros_like(one) for one in values]
+    sent = run.start(first.send, values[0], 2)
+    there = run.start(third.recv, got[0], 0)
+    assert sent.result(LIMIT_S).contributors == there.result(LIMIT_S).contributors
+    assert len(there.result().contributors) == 2
+    answer = second.recv_async(got[1], 0, tag=5)
+    for member, to in ((first, 1), (third, 1)):
+        member.send_async(values[1] + to, to, tag=5 if member is first else 6)
+    answer.result(LIMIT_S)
+    other = np.zeros(3, np.int8)
+    second.recv(other, 2, tag=6)
+    assert np.array_equal(got[0], values[0])
+    assert [one.tolist() for one in (got[1], other)] == [[8] * 3] * 2
+    with pytest.raises(ValueError, match="another member, from 0 to 2 and not 1"):
+        second.send(values[1], 1)
+    with pytest.raises(ValueError, match="but it is 3"):
+        second.recv(values[1], 3)
+    longer, shorter = run.start(first.send, values[1], 1), run.start(second.recv, got[1][:2], 0)
+    for future in (longer, shorter):
+        with pytest.raises(DescriptorMismatch, match=r"gives 3 elements .* expects 2"):
+            future.result(LIMIT_S)
+
+
 def test_handles(run_of: Callable[..., Run]) -> None:
     run = run_of(2)
     results = [np.zeros(2, np.int32) for _ in range(2)]
@@ -205,6 +233,8 @@ def test_alone(run_of: Callable[..., Run]) -> None:
         lambda: member.all_to_all(x, x.copy()),
         lambda: member.reduce(x),
         lambda: member.reduce_scatter(x, x.copy()),
+        lambda: member.send(x, 1),
+        lambda: member.recv(x, 0),
     ]
     for call in calls:
         with pytest.raises(TooFewPeers):

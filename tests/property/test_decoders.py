@@ -51,10 +51,10 @@ from pccl.protocol.frame import FrameHeader, FrameKind, decode_header, encode_he
 from pccl.protocol.handshake.exchange import PROOF_BYTES, Handshake
 from pccl.protocol.handshake.opening import OPENING_BYTES, Channel, Opening
 from pccl.protocol.handshake.proxy_header import FIXED_BYTES, ProxyHeader
+from pccl.protocol.handshake.records import LENGTH_BYTES, plain_length
 from pccl.protocol.handshake.token import RunToken, parse_token
 from pccl.protocol.port_mapping import nat_pmp
 from pccl.protocol.port_mapping.pcp import PortRequest
-from pccl.protocol.records import LENGTH_BYTES, plain_length
 from pccl.protocol.shared_state import DIGEST_BYTES, Lineage
 from pccl.protocol.types import OperationId, PeerId, Quantization, WireFormat
 from pccl.runtime import keys_file
@@ -494,7 +494,7 @@ DECODERS: dict[str, Decoder] = {
         byte_by_byte=lambda data: header_said(data, 1),
         runs=("pccl/protocol/handshake/proxy_header.py _decode_fixed",),
     ),
-    "pccl/protocol/records.py plain_length": Decoder(
+    "pccl/protocol/handshake/records.py plain_length": Decoder(
         lambda data: plain_length(data[:LENGTH_BYTES].ljust(LENGTH_BYTES, b"\0")),
         (),
         (b"\x05\0\0\0",),

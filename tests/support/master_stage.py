@@ -16,7 +16,7 @@ from pccl.machines.master import events as ev
 from pccl.machines.master.machine import MasterMachine
 from pccl.machines.master.succession.origin import Origin
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
-from pccl.protocol import data_type, operation, shared_state, types
+from pccl.protocol import data_type, operation, pairs, shared_state, types
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.handshake.opening import NO_RUN
@@ -42,6 +42,8 @@ MASTER, NEXT = b"master A", b"master B"
 SUM, AVG = (Descriptor(DataType.FLOAT, op, 8) for op in (ReduceOp.SUM, ReduceOp.AVG))
 BARRIER = Descriptor.barrier()
 ALL_GATHER = Descriptor.direct(Collective.ALL_GATHER, DataType.FLOAT)
+SEND = Descriptor.direct(Collective.SEND_RECV, DataType.FLOAT)
+PAIR = pairs.pair_tag(0, 2, 5)
 QUORUM = Quorum(2, grace_ms=1000)
 QUORATE = replace(SUM, quorum=QUORUM)
 AFAR = ("10.0.0.9:1",)
@@ -60,6 +62,8 @@ NAMED = {
     "AVG": AVG,
     "BARRIER": BARRIER,
     "ALL_GATHER": ALL_GATHER,
+    "SEND": SEND,
+    "PAIR": PAIR,
     "QUORUM": QUORUM,
     "QUORATE": QUORATE,
     "BEFORE": BEFORE,

@@ -14,7 +14,7 @@ from pccl.machines import blocks
 from pccl.machines.peer import events as ev
 from pccl.machines.peer.eager import EagerBudget
 from pccl.machines.peer.machine import PeerMachine, Standing
-from pccl.protocol import data_type, errors, operation, types
+from pccl.protocol import data_type, errors, operation, pairs, types
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.guards.contributions import ContributionGuard, GuardAction
@@ -45,6 +45,8 @@ QUORUM = Quorum(2, grace_ms=1000)
 QUORATE, QUORATE_MEAN = replace(SUM, quorum=QUORUM), replace(WEIGHTED, quorum=QUORUM)
 BROADCAST, BARRIER = Descriptor.broadcast(DataType.FLOAT, 8, 0), Descriptor.barrier()
 ALL_GATHER = Descriptor.direct(Collective.ALL_GATHER, DataType.FLOAT)
+SEND = Descriptor.direct(Collective.SEND_RECV, DataType.FLOAT)
+PAIR = pairs.pair_tag(0, 2, 5)
 NAMED = {
     "RUN": RUN,
     "SUM": SUM,
@@ -56,6 +58,8 @@ NAMED = {
     "BROADCAST": BROADCAST,
     "BARRIER": BARRIER,
     "ALL_GATHER": ALL_GATHER,
+    "SEND": SEND,
+    "PAIR": PAIR,
 }
 SHORT = Short({value: name for name, value in NAMED.items()})
 

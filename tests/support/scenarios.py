@@ -21,7 +21,15 @@ from typing import Any, Protocol, cast
 from pccl.protocol.errors import PCCLError, RemoteProtocolError
 from pccl.protocol.handshake.certificates import Certificate
 from pccl.protocol.limits import TERM_GAP
-from pccl.protocol.types import KEY_BYTES, Member, OperationId, PeerId, Roster, RoundKind
+from pccl.protocol.pairs import pair_tag
+from pccl.protocol.types import (
+    KEY_BYTES,
+    Member,
+    OperationId,
+    PeerId,
+    Roster,
+    RoundKind,
+)
 
 INDENT = "    "
 
@@ -94,6 +102,7 @@ WORDS: dict[str, Any] = {
     "key": key,
     "where": where,
     "op": op,
+    "pair_tag": pair_tag,
     "roster": roster,
     **ROUNDS,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pccl.protocol.records import RecordKeys
+from pccl.protocol.handshake.records import RecordKeys
 from pccl.runtime.clock import Clock
 from pccl.transports.base import Address, Connection, Listener, Transport
 from pccl.transports.sealed import SealedConnection

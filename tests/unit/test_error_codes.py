@@ -61,7 +61,8 @@ def test_the_codes_are_those_of_pccl() -> None:
         "connect": 6, "update_topology": 11, "are_peers_pending": 4, "optimize_topology": 12,
         "all_reduce": 8, "all_reduce_multiple_with_retry": 8, "all_reduce_many": 8,
         "broadcast": 8, "barrier": 8, "all_gather": 8, "gather": 8, "scatter": 8,
-        "all_to_all": 8, "reduce": 8, "reduce_scatter": 8, "sync_shared_state": 4, "verify": 4,
+        "all_to_all": 8, "reduce": 8, "reduce_scatter": 8,
+        "send": 8, "recv": 8, "sync_shared_state": 4, "verify": 4,
     }  # fmt: skip
 
 

@@ -23,7 +23,15 @@ from pccl.machines.peer.operations import OpenOperations
 from pccl.machines.peer.rounds import OpenRounds
 from pccl.machines.peer.synchronization import LeftSync
 from pccl.protocol import errors
-from pccl.protocol.types import NOBODY, SYNC_TAG, OperationId, PeerId, Roster, RoundKind
+from pccl.protocol.pairs import members_of, pair_tag
+from pccl.protocol.types import (
+    NOBODY,
+    SYNC_TAG,
+    OperationId,
+    PeerId,
+    Roster,
+    RoundKind,
+)
 
 JointCall = ev.RoundCall | ev.ReduceCall | ev.SyncCall
 
@@ -232,6 +240,8 @@ class CallAllowed:
 
     seen: Roster
     """The roster that its caller saw at the call."""
+    event: JointCall
+    """The call; one to another member has its final tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,10 +299,10 @@ class JointCalls:
         if error is not None:
             return CallRejected(error)
         if isinstance(event, ev.ReduceCall) and event.buffers is not None and not event.fits:
-            misfit = self._misfit(event, self._membership.seen)
-            if misfit is not None:
-                return CallRejected(misfit)
-            event = replace(event, fits=True)
+            fitted = self._fit(event, self._membership.seen)
+            if isinstance(fitted, ValueError):
+                return CallRejected(fitted)
+            event = fitted
         in_doubt = self._operations.in_doubt()
         if in_doubt:
             self.deferred.add(event, self._membership.seen)
@@ -383,9 +393,29 @@ class JointCalls:
         root = event.descriptor.root if isinstance(event, ev.ReduceCall) else 0
         if root >= len(seen.members):
             return CallRejected(words.no_such_root(root, len(seen.members)))
-        if self._misfit(event, seen) is not None:  # the caller had left the call that changed it
+        is_late = isinstance(event, ev.ReduceCall) and event.partner is not None  # it was alone
+        if (is_late and len(seen.members) > 1) or self._misfit(event, seen) is not None:
+            # The caller had left the call that changed the group.
             return CallRejected(words.group_changed(len(seen.members)))
-        return CallAllowed(seen)
+        return CallAllowed(seen, event)
+
+    def _fit(self, event: ev.ReduceCall, seen: Roster | None) -> ev.ReduceCall | ValueError:
+        """Return a call whose buffers fit the group that its caller sees, or else its error."""
+        me, partner = self._own.peer, event.partner
+        if partner is not None and seen is not None and me in seen.ring and len(seen.ring) > 1:
+            ring, own = seen.ring, seen.ring.index(me)
+            if partner >= len(ring) or partner == own:
+                return words.no_such_partner(partner, own, len(ring))
+            sends = bool(event.buffers is not None and event.buffers.send)
+            source, target = (own, partner) if sends else (partner, own)
+            tag = pair_tag(source, target, event.tag)
+            event = replace(
+                event,
+                tag=tag,
+                partner=None,
+                pair=members_of(tag, ring),
+            )
+        return self._misfit(event, seen) or replace(event, fits=True)
 
     def _misfit(self, event: JointCall, seen: Roster | None) -> ValueError | None:
         """Return why the buffers of a call do not fit a group; None: they do."""
@@ -393,9 +423,13 @@ class JointCalls:
             return None
         if self._own.peer not in seen.ring:
             return None
-        rank, size, root = seen.ring.index(self._own.peer), len(seen.ring), event.descriptor.root
+        size, root = len(seen.ring), event.descriptor.root
         if root >= size:
             return words.no_such_root(root, size)
+        ring = members_of(event.tag, seen.ring)
+        if event.pair and ring != event.pair:
+            return ValueError("these ranks are those of other members now")
+        rank, size = ring.index(self._own.peer), len(ring)
         try:
             blocks_of(event.descriptor, event.buffers, rank, size)
         except ValueError as error:

@@ -26,6 +26,7 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX
 from pccl.protocol.operation import Phase, is_kept_for_late, of_ranks
+from pccl.protocol.pairs import members_of
 from pccl.protocol.types import (
     QUORUM_MIN,
     AbortCause,
@@ -213,11 +214,11 @@ class Collectives:
     def _made(self, event: ev.ReduceCall, seen: Roster) -> OpenOperation:
         operation = self._operations.next_id(seen, self._own.group, event.tag)
         what, call = event.descriptor.settled(seen.algorithms, near=seen.is_near), event.call
-        made = OpenOperation(operation, what, seen.ring, call, event.detached)
+        ring = members_of(event.tag, seen.ring)
+        made = OpenOperation(operation, what, ring, call, event.detached)
         made.weight, made.norm = event.weight, event.norm
         if event.buffers is not None and what.is_exchange:
-            rank = seen.ring.index(self._own.peer)
-            made.blocks = blocks_of(what, event.buffers, rank, len(seen.ring))
+            made.blocks = blocks_of(what, event.buffers, ring.index(self._own.peer), len(ring))
         return made
 
     def _open(self, operation: OpenOperation) -> None:

@@ -76,6 +76,10 @@ class ReduceCall:
     """The caller's buffers, if their lengths depend on the group."""
     fits: bool = False
     """Whether they fit the group that the caller saw."""
+    partner: int | None = None
+    """Rank of the other member that sends or receives; None: this is no such call."""
+    pair: tuple[PeerId, ...] = ()
+    """The two members, once their ranks are known."""
 
 
 @dataclass(frozen=True, slots=True)

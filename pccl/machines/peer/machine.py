@@ -343,7 +343,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         """Make a joint call of a caller, or try a deferred call again."""
         self.collectives.note_unclaimed()
         match self.calls.decide(event):
-            case CallAllowed(seen):
+            case CallAllowed(seen, event):
                 match event:
                     case ev.RoundCall():
                         self.rounds.call(event)

@@ -22,6 +22,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.guards.contributions import FlaggedContribution
 from pccl.protocol.limits import MISSED_KEPT_MAX
 from pccl.protocol.operation import TRANSITIONS, BlockLengths, Eager, Phase
+from pccl.protocol.pairs import tag_text
 from pccl.protocol.shared_state import Elected, Offer, SyncPurpose
 from pccl.protocol.types import (
     SYNC_TAG,
@@ -367,7 +368,7 @@ class OpenOperations:
         for operation in (known, *map(self.get, message.alike)):
             if operation is not None and operation.phase is Phase.REQUESTED:
                 operation.waits_for = message.whom
-        what = f"tag {known.id.tag} ({known.descriptor})"
+        what = f"tag {tag_text(known.id.tag)} ({known.descriptor})"
         if known.offer is not None:
             what = known.offer.purpose.call_name
         count = message.alike_count

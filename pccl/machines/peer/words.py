@@ -10,6 +10,7 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX
 from pccl.protocol.operation import name_peers
+from pccl.protocol.pairs import tag_text
 from pccl.protocol.shared_state import Offer
 from pccl.protocol.types import (
     SYNC_TAG,
@@ -99,7 +100,10 @@ def same_call_twice(call_name: str) -> errors.PendingOperations:
 
 def tag_in_use(tag: int) -> errors.PCCLError:
     """Return the error of a second collective under a tag in flight."""
-    reason = f"tag {tag} is in use by a collective that is still open; wait for it, or use another"
+    reason = (
+        f"tag {tag_text(tag)} is in use by a collective that is still open; wait for it, or use "
+        "another"
+    )
     return errors.PCCLError(errors.Result.INVALID_ARGUMENT, reason=reason)
 
 
@@ -111,10 +115,18 @@ def no_such_root(root: int, size: int) -> ValueError:
 def group_changed(size: int) -> errors.CollectiveAborted:
     """Return the error of a call whose buffers fit the group as its caller saw it, but no more."""
     reason = (
-        f"the group now has {size} members, by a joint call that this caller had left; read "
-        "world_size again, and call with buffers for it"
+        f"the group has changed, and has {size} members now, by a joint call that this caller had "
+        "left; read rank and world_size again, and call with buffers for it"
     )
     return errors.CollectiveAborted(reason=reason)
+
+
+def no_such_partner(rank: int, own: int, size: int) -> ValueError:
+    """Return the error of a send or receive with a rank that is not another member's."""
+    return ValueError(
+        f"the rank must be that of another member, from 0 to {size - 1} and not {own}, but it is "
+        f"{rank}"
+    )
 
 
 def too_many_open() -> errors.PCCLError:
@@ -197,7 +209,7 @@ def left_late(why: str, operation: OperationId) -> errors.OutcomeUnknown:
 
 def _what(operation: OperationId) -> str:
     """Return the name by which callers know an operation."""
-    return "shared state" if operation.tag == SYNC_TAG else f"tag {operation.tag}"
+    return "shared state" if operation.tag == SYNC_TAG else f"tag {tag_text(operation.tag)}"
 
 
 def left_join(why: str, waits_for: str = "") -> errors.DeadlineExceeded:

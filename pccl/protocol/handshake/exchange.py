@@ -12,8 +12,9 @@ the signature, with a key derived from both shares, the token and both openings,
 one), and nobody has changed a byte. No side sends or reads more before the end. This is the SIGMA
 design (Krawczyk, CRYPTO 2003), with the token in the derivation.
 
-If one side wants it, the connection is encrypted from then on (:mod:`pccl.protocol.records`). The
-wishes are in the openings, so nobody between the two can change them.
+If one side wants it, the connection is encrypted from then on
+(:mod:`pccl.protocol.handshake.records`). The wishes are in the openings, so nobody between the two
+can change them.
 
 Only control connections prove a token. Two peers recognize each other by their keys, which they
 have from their master. So the peers of a run need no common token. A relay recognizes both in the
@@ -63,8 +64,8 @@ from pccl.protocol.handshake.opening import (
     not_ours,
     version_check,
 )
+from pccl.protocol.handshake.records import RecordKeys
 from pccl.protocol.limits import LANES_MAX, PROTOCOL_VERSION
-from pccl.protocol.records import RecordKeys
 from pccl.protocol.types import NOBODY
 
 PROOF_BYTES = SIGNATURE_BYTES + MAC_BYTES + SEAL_BYTES

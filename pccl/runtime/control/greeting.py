@@ -39,9 +39,9 @@ from pccl.protocol.handshake.opening import (
     Opening,
 )
 from pccl.protocol.handshake.proxy_header import IPNetwork, is_named
+from pccl.protocol.handshake.records import RECORD_BYTES_MAX
 from pccl.protocol.handshake.token import RunToken, parse_token
 from pccl.protocol.limits import TURN_BYTES_MAX
-from pccl.protocol.records import RECORD_BYTES_MAX
 from pccl.protocol.types import NOBODY, PeerId
 from pccl.runtime.clock import Clock
 from pccl.runtime.control.proxy_header import HeaderReceiver

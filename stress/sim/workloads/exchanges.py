@@ -57,6 +57,8 @@ class ExchangeWork:
         roster = self._process.engine.roster
         assert roster is not None
         made = _Made(kind, self._scenario.seed, roster.view, roster.ring, self._process.peer)
+        if made.is_outside:
+            return
         slot = Slot(_TAG + kind, made.given, made.data_type, made.op)
         original = draw_input(slot, self._scenario.seed, self._process.peer, iteration)
         send, recv = original.copy(), np.zeros(made.taken, original.dtype)
@@ -67,7 +69,7 @@ class ExchangeWork:
             operand, buffers = borrow(send, recv), None
         else:
             operand, buffers = borrow_blocks(*made.cut(send, recv))
-        asks = ReduceCall(0, slot.tag, made.descriptor, buffers=buffers)
+        asks = ReduceCall(0, slot.tag, made.descriptor, buffers=buffers, partner=made.partner)
         request = ReduceRequest(operand, asks, timeout_s=self._calls.budget_s())
         who, engine = self._process.name, self._process.engine
         try:
@@ -82,10 +84,10 @@ class ExchangeWork:
         self._checkers.untouched(who, send, original)
         result = info.outcome
         assert result is not None
-        if result.contributors != roster.ring:
-            raise Violation(f"{who}: {kind.label} of {roster.ring} by {result.contributors}")
+        if result.contributors != made.ring:
+            raise Violation(f"{who}: {kind.label} of {made.ring} by {result.contributors}")
         operation = InRun(self._process.run, result.operation)
-        inputs = [self._checkers.input_of(operation, peer) for peer in roster.ring]
+        inputs = [self._checkers.input_of(operation, peer) for peer in made.ring]
         made.check(who, inputs, recv)
         self._checkers.done[kind.label] += 1
         self._checkers.returned(who, f"the result of {result.operation}", recv)
@@ -100,8 +102,21 @@ class _Made:
         rng = Random(f"{seed}/{view}/{kind}/exchange")
         self.data_type = rng.choice(tuple(DataType))
         self.op = rng.choice(tuple(ReduceOp))
-        self._kind, self._ring = kind, ring
-        self._rank, self._root = ring.index(peer), rng.randrange(len(ring))
+        whole = ring
+        if kind is Collective.SEND_RECV and len(ring) > 1:
+            ring = tuple(ring[rank] for rank in sorted(rng.sample(range(len(ring)), 2)))
+        self.is_outside = peer not in ring
+        """Whether this process takes no part."""
+        if self.is_outside:
+            return
+        self.ring = ring
+        """The members that take part."""
+        self._kind, self._rank = kind, ring.index(peer)
+        self._root = rng.randrange(len(ring))
+        self.partner: int | None = None
+        """Rank of the other one of a pair."""
+        if kind is Collective.SEND_RECV and len(ring) > 1:
+            self.partner = whole.index(ring[1 - self._rank])
         count = rng.choice((1, len(ring), 37, 500)) if kind in REDUCTIONS_OF_PARTS else 0
         self._is_equal, self._longest = rng.random() < 0.5, rng.choice((1, 9, 200, 4000))
         self._lengths = self._draw_lengths(rng, count)
@@ -111,7 +126,7 @@ class _Made:
         )
 
     def _draw_lengths(self, rng: Random, count: int) -> list[list[int]]:
-        size, kind = len(self._ring), self._kind
+        size, kind = len(self.ring), self._kind
         each = rng.randint(1, self._longest)
         if kind is Collective.REDUCE_SCATTER:
             return [[count // size + (rank < count % size) for rank in range(size)]] * size
@@ -119,13 +134,15 @@ class _Made:
             return [[count if rank == self._root else 0 for rank in range(size)]] * size
         lengths: list[list[int]] = []
         for giver in range(size):
-            row = [each if self._is_equal else rng.randint(0, self._longest) for _ in self._ring]
+            row = [each if self._is_equal else rng.randint(0, self._longest) for _ in self.ring]
             if kind is Collective.ALL_GATHER:
                 row = row[:1] * size
             elif kind is Collective.GATHER:
                 row = [row[0] if taker == self._root else 0 for taker in range(size)]
             elif kind is Collective.SCATTER and giver != self._root:
                 row = [0] * size
+            elif kind is Collective.SEND_RECV:
+                row = [row[0] if giver == self._root != taker else 0 for taker in range(size)]
             lengths.append(row)
         return lengths
 
@@ -163,6 +180,8 @@ class _Made:
                 return send, self._blocks(recv, takes) if is_root else None
             case Collective.SCATTER:
                 return self._blocks(send, gives) if is_root else None, recv
+            case Collective.SEND_RECV:
+                return (send, None) if is_root else (None, recv)
             case Collective.ALL_TO_ALL:
                 return self._blocks(send, gives), self._blocks(recv, takes)
             case _:

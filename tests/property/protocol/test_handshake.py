@@ -47,8 +47,8 @@ from pccl.protocol.handshake.opening import (
     Opening,
     Security,
 )
+from pccl.protocol.handshake.records import RecordKeys
 from pccl.protocol.limits import LANES_MAX, PROTOCOL_VERSION
-from pccl.protocol.records import RecordKeys
 from pccl.protocol.types import KEY_BYTES, NOBODY, PeerId
 from pccl.runtime.control.greeting import anyone
 from tests.support.secrets import MASTER_SIGNER, secrets_of, signer_of

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from pccl.protocol.checksum import DamagedData
+from pccl.protocol.handshake.records import LENGTH_BYTES, RECORD_BYTES_MAX, TAG_BYTES, RecordKeys
 from pccl.protocol.limits import LINGER_S
-from pccl.protocol.records import LENGTH_BYTES, RECORD_BYTES_MAX, TAG_BYTES, RecordKeys
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
 from pccl.transports.sealed import DamagedThere, SealedConnection

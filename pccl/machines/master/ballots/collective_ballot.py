@@ -33,6 +33,7 @@ from pccl.protocol.operation import (
     of_ranks,
     to_ranks,
 )
+from pccl.protocol.pairs import pair_of, tag_text
 from pccl.protocol.types import (
     QUORUM_MIN,
     AbortCause,
@@ -288,8 +289,8 @@ class CollectiveBallot(Ballot):
         """The call, as its callers know it."""
         if self._descriptors and not self._what:  # the master needs it at every tick
             asked = next(iter(self._descriptors.values()))
-            self._what = f"tag {self.operation.tag} ({asked})"
-        return self._what or f"tag {self.operation.tag}"
+            self._what = f"tag {tag_text(self.operation.tag)} ({asked})"
+        return self._what or f"tag {tag_text(self.operation.tag)}"
 
     @property
     def count(self) -> int:
@@ -331,8 +332,8 @@ class CollectiveBallot(Ballot):
         """Drop lost members. Then commit if the rest has the result, else repair or abort.
 
         Before the start, there is no result to complete. Only an unquantized operation along the
-        ring can be repaired. The result of a gather or reduce is lost with its root, unless the
-        root was done.
+        ring can be repaired. If one member alone gets the result, it is lost with that member,
+        unless it was done.
         """
         owner = self._only_owner
         loses_result = owner in peers and owner not in self._digests
@@ -353,10 +354,12 @@ class CollectiveBallot(Ballot):
     @property
     def _only_owner(self) -> PeerId | None:
         """The only member that gets a result, by the requests so far; None: others get one too."""
+        pair = pair_of(self.operation.tag)
+        if pair is not None:
+            return self.members[pair[0] < pair[1]]  # the one that receives
         asked = next(iter(self._descriptors.values()), None)
-        if asked is None or asked.collective not in (Collective.GATHER, Collective.REDUCE):
-            return None
-        return self.members[asked.root]
+        gives = asked is not None and asked.collective in (Collective.GATHER, Collective.REDUCE)
+        return self.members[asked.root] if asked is not None and gives else None
 
     def holdings(self, peer: PeerId, lost_count: int, *, complete: bool) -> Decision | None:
         """Record whether a member behind a gap can continue; ignore answers from before a loss."""
@@ -387,7 +390,7 @@ class CollectiveBallot(Ballot):
         present, root = set(self.survivors), None
         if asked.algorithm is Algorithm.STAR:
             root = self.participants[0]
-        elif asked.collective in _ROOTED:
+        elif asked.collective in (Collective.GATHER, Collective.SCATTER):
             root = self.members[asked.root]
         apart = [pair for pair in broken if pair <= present and (root is None or root in pair)]
         return sorted(apart, key=sorted)
@@ -483,11 +486,7 @@ class CollectiveBallot(Ballot):
         for peer, descriptor in self._descriptors.items():
             asked.setdefault(descriptor, []).append(peer)
         claims = [f"{name_peers(peers)} asked for {what}" for what, peers in asked.items()]
-        return f"tag {self.operation.tag}: " + "; ".join(claims)
-
-
-_ROOTED = (Collective.GATHER, Collective.SCATTER)
-"""In these, all values go to the root or come from it."""
+        return f"tag {tag_text(self.operation.tag)}: " + "; ".join(claims)
 
 
 def _may_be_eager(descriptor: Descriptor, world_size: int) -> bool:

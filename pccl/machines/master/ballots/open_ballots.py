@@ -22,8 +22,14 @@ from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX, TAGS_PER_VIEW_MAX
 from pccl.protocol.operation import Eager, Phase
+from pccl.protocol.pairs import members_of
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Elected, Expected
-from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, PeerId
+from pccl.protocol.types import (
+    SYNC_TAG,
+    AbortCause,
+    OperationId,
+    PeerId,
+)
 from pccl.telemetry.ended import EndedCall
 
 
@@ -181,8 +187,9 @@ class OpenBallots:
                 raise RemoteProtocolError(reason=f"{operation} is of a future view")
             self._ratification.tell([peer], self._ended_by_closed_view(operation))
             return None
-        if peer.id not in view.ring:
-            raise RemoteProtocolError(reason=f"the peer is not in view {operation.view}")
+        ring = members_of(operation.tag, view.ring)
+        if peer.id not in ring:
+            raise RemoteProtocolError(reason=f"the peer has no part in {operation}")
         if operation.term != view.term:
             raise RemoteProtocolError(reason=f"{operation} is not of the term of its view")
         tag = (operation.group, operation.view, operation.tag)
@@ -195,7 +202,7 @@ class OpenBallots:
         if self._opened[peer.id] >= OPERATIONS_OPEN_MAX:
             raise RemoteProtocolError(reason=f"over {OPERATIONS_OPEN_MAX} operations are open")
         self._opened[peer.id] += 1
-        ballot = self._make(operation, view.ring, peer.id, inherited=inherited)
+        ballot = self._make(operation, ring, peer.id, inherited=inherited)
         self.open[operation] = ballot
         return ballot
 
@@ -408,5 +415,6 @@ class OpenBallots:
                 raise InvariantViolation(f"{operation} is decided, but still open", history)
             strayed = any(peer not in members for peer in ballot.concerned)
             whole = not ballot.outlives_view and len(ballot.concerned) == len(ballot.members)
+            ring = None if ring is None else members_of(operation.tag, ring)
             if strayed or ring != (ballot.members if whole else None):
                 raise InvariantViolation(f"the members of {operation} contradict its view", history)

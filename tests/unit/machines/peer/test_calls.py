@@ -204,15 +204,13 @@ def posted(machine: PeerMachine) -> OpenOperation:
 def test_a_member_with_nothing_open_may_call_in_the_membership_that_it_sees(
     event: JointCall,
 ) -> None:
-    assert member().calls.decide(event) == CallAllowed(ROSTER)
+    assert member().calls.decide(event) == CallAllowed(ROSTER, event)
 
 
 def test_a_broadcast_is_rejected_if_its_root_is_no_rank_of_the_group() -> None:
-    decisions = [
-        member().calls.decide(ReduceCall(9, 5, Descriptor.broadcast(DataType.FLOAT, 8, root)))
-        for root in (1, 2)
-    ]
-    assert decisions[0] == CallAllowed(ROSTER)
+    calls = [ReduceCall(9, 5, Descriptor.broadcast(DataType.FLOAT, 8, root)) for root in (1, 2)]
+    decisions = [member().calls.decide(call) for call in calls]
+    assert decisions[0] == CallAllowed(ROSTER, calls[0])
     assert isinstance(decisions[1], CallRejected)
     assert type(decisions[1].error) is ValueError
     assert str(decisions[1].error) == "root must be a rank of the group, from 0 to 1, not 2"
@@ -254,7 +252,7 @@ def test_what_changes_the_membership_is_rejected_while_operations_are_open(
     posted(machine)
     decision = machine.calls.decide(event)
     if may:
-        assert decision == CallAllowed(ROSTER)
+        assert decision == CallAllowed(ROSTER, event)
     else:
         assert isinstance(decision, CallRejected)
         assert kind_of(decision.error) is errors.PendingOperations
@@ -273,4 +271,4 @@ def test_what_needs_the_view_of_the_others_waits_for_an_update_that_was_left(
     assert current is not None
     machine.rounds.leave(current, "no more time")
     decision = machine.calls.decide(event)
-    assert decision == (CallDeferred() if needs_it else CallAllowed(ROSTER))
+    assert decision == (CallDeferred() if needs_it else CallAllowed(ROSTER, event))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pccl.protocol.errors import LocalProtocolError
-from pccl.protocol.records import RecordKeys
+from pccl.protocol.handshake.records import RecordKeys
 from pccl.protocol.types import NS_PER_S
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection

@@ -7,8 +7,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.protocol import records
-from pccl.protocol.records import (
+from pccl.protocol.handshake import records
+from pccl.protocol.handshake.records import (
     LENGTH_BYTES,
     TAG_BYTES,
     RecordCipher,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.protocol.records import (
+from pccl.protocol.handshake.records import (
     QUICK_RECORD_NS,
     QUICK_RECORDS,
     RECORD_BYTES_MAX,
