@@ -287,8 +287,8 @@ class Exchanges(ABC):
         It makes two ``all_gather``, the first one of the lengths.
 
         Args:
-            value: what MessagePack can encode: None, bool, int, float, str, bytes, lists and
-                dicts of these; tuples become lists. At most 1 GiB.
+            value: what MessagePack can encode: None, bool, int, float, str, bytes, lists of these,
+                and dicts with keys of str or bytes; tuples become lists. At most 1 GiB.
             pickled: encode with pickle instead; all members must pass the same. Only for members
                 that trust each other: a pickle can run any code on the members that receive it.
             tag: as for ``all_reduce``.

@@ -1,4 +1,8 @@
-"""Objects as bytes: MessagePack, or pickle if the caller trusts all members."""
+"""Objects as bytes: MessagePack, or pickle if the caller trusts all members.
+
+The keys of dicts are str or bytes, whose hashes a sender cannot know. With other keys it could make
+the dict of a receiver so slow that this process does nothing else for hours.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +47,19 @@ def encode_object(value: Any, *, pickled: bool) -> Array:
         TypeError, ValueError: it cannot be encoded, or is too long; the message says what to do.
     """
     if check_flag("pickled", pickled):
-        data = pickle.dumps(value)
+        try:
+            data = pickle.dumps(value)
+        except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
+            raise TypeError(f"value cannot be pickled ({error}); pass one that can") from error
     else:
         try:
             data = msgpack.packb(value)
+            msgpack.unpackb(data)  # as all members will
         except (TypeError, ValueError, OverflowError) as error:
             raise TypeError(
                 f"value cannot be sent ({error}); pass None, bool, int, float, str, bytes, lists "
-                "and dicts of these, or pickled=True if all members trust each other"
+                "of these and dicts with keys of str or bytes, or pickled=True if all members "
+                "trust each other"
             ) from error
     if len(data) > OBJECT_BYTES_MAX:
         raise ValueError(f"value takes {len(data)} bytes, more than {OBJECT_BYTES_MAX}")
@@ -66,7 +75,8 @@ def decode_object(encoded: Array, rank: int, *, pickled: bool) -> Any:
     try:
         if pickled:
             return pickle.loads(encoded.data)
-        return msgpack.unpackb(encoded.data, strict_map_key=False)
+        return msgpack.unpackb(encoded.data)
     except Exception as error:
-        reason = f"rank {rank} sent an object that cannot be read ({error!r})"
+        why = f"{type(error).__name__}: {error}"  # not its repr, which may have all the bytes
+        reason = f"rank {rank} sent an object that cannot be read ({why})"
         raise RemoteProtocolError(reason=reason) from error

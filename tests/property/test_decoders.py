@@ -829,6 +829,7 @@ def test_what_is_only_announced_costs_nothing(name: str) -> None:
 # -- the table is complete -------------------------------------------------------------------------
 
 NOT_FROM_OUTSIDE = {
+    "pccl/_api/objects.py encode_object": "what it has packed itself",
     "pccl/checks.py parse_size": "an option, of which click shows the error",
     "pccl/config.py parse_upload_max": "an option or a variable; test_config",
     "pccl/cli/bench/command.py Default.parse_args": "click's own name",

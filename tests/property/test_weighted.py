@@ -264,9 +264,10 @@ def guarded_ring(
     infinite: frozenset[int] = frozenset(),
     *,
     wire: WireFormat = WireFormat.NONE,
+    seed: int = 4,
 ) -> tuple[Ring, list[tuple[Array, Array]], list[Array]]:
     """Reduce 60 values of each rank with a guard, one of them ``spoilt``; do not end it."""
-    rng = random.Random(len(weights))
+    rng = random.Random(seed)
     inputs = [np.full(60, 1 + rank).astype(data_type.to_numpy_dtype()) for rank in range(4)]
     for rank, value in spoilt.items():
         inputs[rank][37] = value
@@ -296,6 +297,21 @@ def test_a_member_that_lies_about_nan_is_named_and_there_is_no_result(
     ring, buffers, inputs = guarded_ring(algorithm, data_type, {3: lie}, [1.0] * 4, wire=wire)
     assert set(ring.refused.values()) == {ring.peers[3]}
     assert ring.done.keys().isdisjoint(ring.refused)
+    ring.check_abort(inputs, buffers)
+
+
+@pytest.mark.parametrize(("algorithm", "owner"), [(Algorithm.MESH, 2), (Algorithm.STAR, 0)])
+@pytest.mark.parametrize("seed", range(8))
+def test_an_owner_without_weight_is_not_named_in_the_place_of_the_liar(
+    algorithm: Algorithm, owner: int, seed: int
+) -> None:
+    """In place, its own values would be what is left of a sum that lacks the liar's part."""
+    weights = [float(rank != owner) for rank in range(4)]
+    ring, buffers, inputs = guarded_ring(
+        algorithm, DataType.FLOAT, {3: math.nan, owner: -math.inf}, weights, seed=seed
+    )
+    assert ring.refused == {owner: ring.peers[3]}
+    assert not ring.done
     ring.check_abort(inputs, buffers)
 
 

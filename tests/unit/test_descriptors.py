@@ -108,7 +108,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"op": 5}, ValueError, "op must be one of 'sum', 'avg', .*'min', not 5"),
     ({"op": "mean"}, ValueError, "op must be one of 'sum', 'avg', .*, not 'mean'"),
     ({"op": True}, TypeError, "op must be one of"),
-    ({"tag": -1}, ValueError, "tag must be from 0 to 18446744073709551614, not -1"),
+    ({"tag": -1}, ValueError, "tag must be from 0 to 9223372036854775807, not -1"),
     ({"tag": 2**64 - 1}, ValueError, "tag"),
     ({"tag": 1.0}, TypeError, "tag must be an integer"),
     ({"operand_descriptor": DataType.FLOAT}, TypeError, "pccl.ReduceOperandDescriptor"),

@@ -120,7 +120,8 @@ class DirectTransfer(Transfer):
             self._fold(segment, known, rank, known.waiting.pop(rank))
         if known.folded == self.schedule.world_size:
             del self._sums[segment.position]
-            self._settle(segment)
+            if not self.weighted.is_refused:  # otherwise a contribution may be missing in the sum
+                self._settle(segment)
 
     def _next_rank(self, known: _Sum) -> int:
         """Return the rank whose contribution is next, even if it has not arrived; -1: no rank."""
@@ -166,7 +167,7 @@ class DirectTransfer(Transfer):
         if self.weighted.must_be_finite(rank) and self.weighted.refuses(
             self.operation, rank, arrived
         ):
-            return  # the segment is never complete, so nobody gets it
+            return  # no result is settled any more, so nobody gets this one
         values = known.values
         if values is None:
             self._take_alone(segment, arrived, finish=finish)
