@@ -21,8 +21,8 @@ from pccl.machines.repair import Tell
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX, TAGS_PER_VIEW_MAX
-from pccl.protocol.operation import Eager, Phase
-from pccl.protocol.pairs import members_of
+from pccl.protocol.operation import Eager, Phase, name_peers
+from pccl.protocol.pairs import members_of, pair_of
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Elected, Expected
 from pccl.protocol.types import (
     SYNC_TAG,
@@ -357,6 +357,12 @@ class OpenBallots:
             if lost:
                 expel = self.decide(ballot, ballot.lose(lost, why, self._outbox.now_ns))
                 assert expel is None, "a ballot removes members after a loss"
+            elif pair_of(ballot.operation.tag) is not None and self._is_in_closed_view(ballot):
+                reason = f"the run lost {name_peers(list(gone))}: {why}"
+                self.decide(ballot, ballot.close_view(reason))
+
+    def _is_in_closed_view(self, ballot: Ballot) -> bool:
+        return self._membership.ring(ballot.operation.group, ballot.operation.view) is None
 
     def forget(self, gone: Iterable[PeerId]) -> None:
         """Forget removed members, after all decisions that follow from their loss."""
