@@ -8,30 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
-import threading
 import time
-import traceback
-from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from pccl._api.callers import Callers
 from pccl._api.recording import snapshot_of
 from pccl._api.reports import status_of
 from pccl.config import resolve_stacks
+from pccl.observe.stacks import stacks
 from pccl.protocol.run_messages import EvidenceKind
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.requests import PeerOptions
 from pccl.telemetry.evidence import pack_evidence
 from pccl.telemetry.recorder import pack_record
-
-FRAMES_MAX = 24
-"""Innermost frames of a thread that an answer shows."""
-
-THREADS_MAX = 64
 
 RECORDS_MAX = 4
 """Questions for the record that are open. One is answered at a time: a long record takes a fifth of
@@ -109,37 +99,3 @@ class Evidence:
                 if (measured := lane.connection.measure()) is not None
             ],
         }
-
-
-def stacks() -> list[dict[str, Any]]:
-    """Return every thread of this process: its name, where the kernel holds it, and its frames.
-
-    Frames are the innermost ones, innermost last, each with its source line.
-    """
-    threads = {thread.ident: thread for thread in threading.enumerate()}
-    found: list[dict[str, Any]] = []
-    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
-    for number, frame in list(frames.items())[:THREADS_MAX]:
-        thread = threads.get(number)
-        found.append(
-            {
-                "thread": thread.name if thread is not None else str(number),
-                "is_main": thread is threading.main_thread(),
-                "waits_in": _waits_in(thread.native_id) if thread is not None else "",
-                "frames": _frames(frame),
-            }
-        )
-    return found
-
-
-def _frames(frame: FrameType) -> list[str]:
-    innermost = list(traceback.StackSummary.extract(traceback.walk_stack(frame)))[:FRAMES_MAX]
-    return [f"{e.filename}:{e.lineno} in {e.name}: {e.line or ''}" for e in reversed(innermost)]
-
-
-def _waits_in(native_id: int | None) -> str:
-    """Return the function of the kernel in which a thread of this process waits; empty: none."""
-    with suppress(OSError):
-        text = Path(f"/proc/self/task/{native_id}/wchan").read_text()
-        return text if text != "0" else ""
-    return ""

@@ -1,10 +1,14 @@
 """The record of one peer: copied into an answer, or written to the folder ``PCCL_RECORD``.
 
 It is written when this peer loses its membership (evicted, master lost, a bug in the library), and
-on SIGQUIT. Then ``faulthandler`` writes the stacks of all threads to a pipe, which the I/O thread
-reads. Its handler is C code that runs at the moment of the signal, in any thread. So this works
-while the main thread is inside a C call, and beside programs that use ``signal.set_wakeup_fd``. It
-writes no file while a thread holds the interpreter lock: the I/O thread cannot run.
+on SIGQUIT. Then ``faulthandler`` writes to a pipe, which wakes the I/O thread. Its handler is C
+code that runs at the moment of the signal, in any thread. So this works while the main thread is
+inside a C call, and beside programs that use ``signal.set_wakeup_fd``. It writes no file while a
+thread holds the interpreter lock: the I/O thread cannot run.
+
+What ``faulthandler`` writes is thrown away. It may only be asked for the thread that it interrupts:
+when it reads the frames of threads that run meanwhile, it can crash the process. The I/O thread
+takes the stacks of all threads itself.
 
 A Python handler would wait for the main thread. A thread in ``sigwait`` needs the signal blocked in
 all threads, also in those of other libraries, and child processes inherit that.
@@ -28,6 +32,7 @@ from typing import ClassVar
 
 from pccl.machines.peer.words import call_name
 from pccl.observe.records import write_json
+from pccl.observe.stacks import stacks
 from pccl.runtime.engine import PeerEngine
 from pccl.telemetry.events import MembershipLost
 from pccl.telemetry.recorder import Snapshot, record_of
@@ -36,11 +41,13 @@ from pccl.telemetry.stream import Stamped
 FILES_MAX = 16
 """Once a process has written so many files, it writes further ones only on SIGQUIT."""
 
-STACKS_BYTES_MAX = 64 << 10
-"""Bytes of stacks in one record; no pipe keeps more."""
+STACKS_CHARS_MAX = 64 << 10
+"""Characters of stacks in one record."""
 
 QUIET_S = 0.1
-"""How long the pipe must be silent before the stacks count as complete."""
+"""How long the pipe must be silent until a signal counts as told."""
+
+_DRAIN_BYTES = 64 << 10
 
 _log = logging.getLogger("pccl.record")
 _numbers = count(1)
@@ -131,7 +138,7 @@ class QuitSignal:
     _loop: ClassVar[asyncio.AbstractEventLoop | None] = None
     _timer: ClassVar[asyncio.TimerHandle | None] = None
     _pipe: ClassVar[tuple[int, int] | None] = None
-    _stacks: ClassVar[bytearray] = bytearray()
+    _stacks: ClassVar[str] = ""
 
     @classmethod
     def add(cls, loop: asyncio.AbstractEventLoop, ask: Callable[[str], None]) -> None:
@@ -148,7 +155,7 @@ class QuitSignal:
         os.set_blocking(writer, False)  # the handler must not wait for the I/O thread
         loop.add_reader(reader, cls._read)
         faulthandler.unregister(signal.SIGQUIT)  # if `abandon` left it; else nothing happens
-        faulthandler.register(signal.SIGQUIT, file=writer, all_threads=True)
+        faulthandler.register(signal.SIGQUIT, file=writer, all_threads=False)
         cls._askers.append(ask)
 
     @classmethod
@@ -175,26 +182,25 @@ class QuitSignal:
                 os.close(end)
         cls._askers.clear()
         cls._pipe = cls._loop = cls._timer = None
-        cls._stacks.clear()
 
     @classmethod
     def _read(cls) -> None:
         assert cls._pipe is not None
         assert cls._loop is not None
         with suppress(BlockingIOError):
-            cls._stacks += os.read(cls._pipe[0], STACKS_BYTES_MAX)
-            del cls._stacks[STACKS_BYTES_MAX:]
+            os.read(cls._pipe[0], _DRAIN_BYTES)
         if cls._timer is not None:
             cls._timer.cancel()
+        else:
+            lines = [line for one in stacks() for line in (f"{one['thread']}:", *one["frames"])]
+            cls._stacks = "\n".join(lines)[:STACKS_CHARS_MAX]
         cls._timer = cls._loop.call_later(QUIET_S, cls._ask)
 
     @classmethod
     def _ask(cls) -> None:
-        stacks = cls._stacks.decode("utf-8", "replace")
-        cls._stacks.clear()
         cls._timer = None
         for ask in list(cls._askers):
-            ask(stacks)
+            ask(cls._stacks)
 
 
 if hasattr(os, "register_at_fork"):

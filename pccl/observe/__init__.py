@@ -7,6 +7,7 @@
 * ``summary``: what people want to know of a status.
 * ``page``: a page that shows a run in a browser.
 * ``process``: what the operating system knows of a process that does not answer.
+* ``stacks``: where the threads of this process are.
 * ``logs``: the log lines of the library.
 * ``metrics``: the metrics of peers and masters, for Prometheus: names, labels and meanings.
 * ``peer_metrics``: the values of one peer's metrics.

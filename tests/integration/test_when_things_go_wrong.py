@@ -280,7 +280,7 @@ else:
         scene.answer(*NAMES)
 
     def master_gone(scene: Scene) -> None:
-        scene.begin(master_lost_s=patient(1.0))
+        scene.begin(master_lost_s=patient(2.5))  # the loss is told after 0.5 s
         scene.master.interrupt()
         scene.do("step", *NAMES)
 

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 from tests.support.patience import LIMIT_S
-from tests.support.waiting import until
 
 
 def is_there(pid: int) -> bool:
@@ -37,22 +36,6 @@ def wait_stopped(pid: int) -> None:
     while _state(pid) != "T":
         assert time.monotonic() < deadline_s, f"process {pid} has not stopped"
         time.sleep(0.001)
-
-
-def wait_blocked(pid: int) -> None:
-    """Wait until the main thread of a process stays in one blocking call. Linux only.
-
-    A thread that waits for the interpreter lock looks for it again every few milliseconds.
-    """
-    before = ""
-
-    def stays() -> bool:
-        nonlocal before
-        status = Path(f"/proc/{pid}/status").read_text()
-        last, before = before, status[status.index("voluntary_ctxt_switches") :]
-        return last == before
-
-    until(stays, pause_s=0.05)
 
 
 def _state(pid: int) -> str:
