@@ -2,6 +2,9 @@
 
 The lengths of blocks depend on seed, view, giver and taker only, so members agree on them without a
 word. The expected blocks are slices of the inputs that the givers posted.
+
+Who sends to whom depends on the seed only: members may be in different views when they begin. A
+member sends to, or receives from, a peer that took part in its last exchange of all.
 """
 
 from __future__ import annotations
@@ -47,18 +50,29 @@ class ExchangeWork:
     def __init__(self, parts: RunParts, process: PeerProcess, calls: SimCalls, rng: Random) -> None:
         self._scenario, self._checkers = parts.scenario, parts.checkers
         self._process, self._calls, self._rng = process, calls, rng
+        self._pairs = Random(f"{self._scenario.seed}/pairs").randint(1, 7)
+        """The exclusive or of both peer ids of a pair."""
+        self._ring: tuple[PeerId, ...] = ()
+        """Who took part in the last exchange of all members in this iteration."""
 
     async def run(self, iteration: int) -> None:
         """Make all exchanges of one iteration, and repeat each until it succeeds."""
-        for kind in self._scenario.exchanges:
+        self._ring, kinds = (), self._scenario.exchanges
+        if kinds[:1] == (Collective.SEND_RECV,):
+            kinds = Collective.ALL_GATHER, *kinds
+        for kind in kinds:
             await self._calls.repeat(partial(self._attempt, kind, iteration), kind.label)
 
     async def _attempt(self, kind: Collective, iteration: int) -> None:
         roster = self._process.engine.roster
         assert roster is not None
-        made = _Made(kind, self._scenario.seed, roster.view, roster.ring, self._process.peer)
-        if made.is_outside:
-            return
+        me = self._process.peer
+        pair: tuple[PeerId, ...] = ()
+        if kind is Collective.SEND_RECV:
+            pair = tuple(p for p in roster.ring if p in self._ring and p in (me, me ^ self._pairs))
+            if len(pair) < 2:
+                return
+        made = _Made(kind, self._scenario.seed, roster.view, roster.ring, me, pair)
         slot = Slot(_TAG + kind, made.given, made.data_type, made.op)
         original = draw_input(slot, self._scenario.seed, self._process.peer, iteration)
         send, recv = original.copy(), np.zeros(made.taken, original.dtype)
@@ -89,6 +103,7 @@ class ExchangeWork:
         operation = InRun(self._process.run, result.operation)
         inputs = [self._checkers.input_of(operation, peer) for peer in made.ring]
         made.check(who, inputs, recv)
+        self._ring = self._ring if pair else made.ring
         self._checkers.done[kind.label] += 1
         self._checkers.returned(who, f"the result of {result.operation}", recv)
 
@@ -97,26 +112,23 @@ class _Made:
     """One exchange in one view: what each member gives and takes."""
 
     def __init__(
-        self, kind: Collective, seed: int, view: int, ring: tuple[PeerId, ...], peer: PeerId
+        self,
+        kind: Collective,
+        seed: int,
+        view: int,
+        ring: tuple[PeerId, ...],
+        peer: PeerId,
+        pair: tuple[PeerId, ...],
     ) -> None:
-        rng = Random(f"{seed}/{view}/{kind}/exchange")
+        rng = Random(f"{seed}/{view}/{kind}/{pair}/exchange")
         self.data_type = rng.choice(tuple(DataType))
         self.op = rng.choice(tuple(ReduceOp))
-        whole = ring
-        if kind is Collective.SEND_RECV and len(ring) > 1:
-            ring = tuple(ring[rank] for rank in sorted(rng.sample(range(len(ring)), 2)))
-        self.is_outside = peer not in ring
-        """Whether this process takes no part."""
-        if self.is_outside:
-            return
-        self.ring = ring
+        self.ring = pair or ring
         """The members that take part."""
-        self._kind, self._rank = kind, ring.index(peer)
-        self._root = rng.randrange(len(ring))
-        self.partner: int | None = None
+        self._kind, self._rank = kind, self.ring.index(peer)
+        self._root = rng.randrange(len(self.ring))
+        self.partner = ring.index(pair[1 - self._rank]) if pair else None
         """Rank of the other one of a pair."""
-        if kind is Collective.SEND_RECV and len(ring) > 1:
-            self.partner = whole.index(ring[1 - self._rank])
         count = rng.choice((1, len(ring), 37, 500)) if kind in REDUCTIONS_OF_PARTS else 0
         self._is_equal, self._longest = rng.random() < 0.5, rng.choice((1, 9, 200, 4000))
         self._lengths = self._draw_lengths(rng, count)
