@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,9 @@ from pccl._api.objects import checked_lengths, decode_object, encode_object, len
 from pccl._api.reports import MemberInfo
 from pccl._api.signatures import asking
 from pccl.checks import check_flag, check_range, check_timeout
-from pccl.errors import CollectiveAborted
 from pccl.machines.peer.words import no_such_root
 from pccl.protocol.limits import PEERS_MAX
+from pccl.protocol.types import PeerId
 from pccl.runtime.requests import ReduceInfo, ReduceRequest
 
 Array = npt.NDArray[Any]
@@ -177,7 +178,7 @@ class Exchanges(ABC):
             root: rank of the member that gets the result.
             tag: as for ``all_reduce``.
             retry: when a member is lost or withdraws, reduce again with the remaining members. The
-                root is a rank, which then may be another member.
+                root is a rank, which then may be another member. If there is none, the call fails.
             timeout_s: budget of all attempts together, in seconds.
 
         Returns:
@@ -299,16 +300,15 @@ class Exchanges(ABC):
             TypeError: ``value`` cannot be encoded.
             PCCLError, ValueError: as for ``all_gather``.
         """
-        own, calls = encode_object(value, pickled=pickled), _Calls(self._reduce, tag, timeout_s)
-        while (size := self.world_size) > 1:
-            lengths = np.zeros(size, np.int64)
-            await calls.make("all_gather_object", all_gather_request, length_of(own), lengths)
-            if self.world_size != size:
-                continue  # a member was lost; all members know it from the same outcome
-            parts = [np.empty(length, np.uint8) for length in checked_lengths(lengths)]
-            await calls.make("all_gather_object", all_gather_request, own, parts)
-            return [decode_object(one, rank, pickled=pickled) for rank, one in enumerate(parts)]
-        return [decode_object(own, 0, pickled=pickled)]
+        own, ring = encode_object(value, pickled=pickled), _ring_of(self)
+        if len(ring) < 2:
+            return [decode_object(own, 0, pickled=pickled)]
+        calls = _Calls(self._reduce, ring, tag, timeout_s)
+        lengths = np.zeros(len(ring), np.int64)
+        await calls.make("all_gather_object", all_gather_request, length_of(own), lengths)
+        parts = [np.empty(length, np.uint8) for length in checked_lengths(lengths)]
+        await calls.make("all_gather_object", all_gather_request, own, parts)
+        return [decode_object(one, rank, pickled=pickled) for rank, one in enumerate(parts)]
 
     async def broadcast_object(
         self,
@@ -333,42 +333,41 @@ class Exchanges(ABC):
         Raises:
             PCCLError, ValueError, TypeError: as for ``all_gather_object`` and ``broadcast``.
         """
-        calls = _Calls(self._reduce, tag, timeout_s)
+        ring = _ring_of(self)
+        calls = _Calls(self._reduce, ring, tag, timeout_s)
         check_flag("pickled", pickled)
-        rank, ring = check_range("root", root, 0, PEERS_MAX - 1), _ring_of(self)
+        rank = check_range("root", root, 0, PEERS_MAX - 1)
         if rank >= len(ring):
             raise no_such_root(rank, len(ring))
-        source, own = ring[rank], np.empty(0, np.uint8)
-        if self.rank == rank:
-            own = encode_object(value, pickled=pickled)
-        while source in (ring := _ring_of(self)):
-            rank, is_root = ring.index(source), self.peer_id == source
-            length = length_of(own)
-            await calls.make("broadcast_object", broadcast_request, length, root=rank)
-            if _ring_of(self) != ring:
-                continue  # a member was lost; all members know it from the same outcome
-            if not is_root:
-                own = np.empty(checked_lengths(length)[0], np.uint8)
-            await calls.make("broadcast_object", broadcast_request, own, root=rank)
-            return decode_object(own, rank, pickled=pickled)
-        reason = f"peer {source}, which gives the object, was lost; call again"
-        raise CollectiveAborted(None, "broadcast_object", reason)
+        is_root = ring[rank] == self.peer_id
+        own = encode_object(value, pickled=pickled) if is_root else np.empty(0, np.uint8)
+        length = length_of(own)
+        await calls.make("broadcast_object", broadcast_request, length, root=rank)
+        if not is_root:
+            own = np.empty(checked_lengths(length)[0], np.uint8)
+        await calls.make("broadcast_object", broadcast_request, own, root=rank)
+        return decode_object(own, rank, pickled=pickled)
 
 
-def _ring_of(comm: Exchanges) -> tuple[int, ...]:
-    return tuple(member.peer_id for member in comm.members())
+def _ring_of(comm: Exchanges) -> tuple[PeerId, ...]:
+    return tuple(PeerId(member.peer_id) for member in comm.members())
 
 
 class _Calls:
-    """Several joint calls with one time budget."""
+    """Several joint calls of the same members, with one time budget.
+
+    All members fail if one is lost between two calls. Otherwise a caller that knows the loss from
+    another thread's call would make the second call when others make the first one again.
+    """
 
     def __init__(
         self,
         reduce: Callable[[str, ReduceRequest], Coroutine[Any, Any, ReduceInfo]],
+        ring: tuple[PeerId, ...],
         tag: int,
         timeout_s: float | None,
     ) -> None:
-        self._reduce, self._tag = reduce, tag
+        self._reduce, self._ring, self._tag = reduce, ring, tag
         limit_s = check_timeout(timeout_s)
         self._ends_s = None if limit_s is None else time.monotonic() + limit_s
 
@@ -377,4 +376,5 @@ class _Calls:
     ) -> None:
         left_s = None if self._ends_s is None else max(self._ends_s - time.monotonic(), 1e-3)
         request = request_of(*args, tag=self._tag, timeout_s=left_s, **options)
-        await self._reduce(name, request)
+        asks = replace(request.asks, ring=self._ring)
+        await self._reduce(name, replace(request, asks=asks))

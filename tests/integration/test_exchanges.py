@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import pccl
+from pccl._api.objects import checked_lengths
 from pccl.errors import CollectiveAborted, DescriptorMismatch, RemoteProtocolError, TooFewPeers
 from tests.integration.conftest import Run
 from tests.support.patience import LIMIT_S
@@ -207,6 +209,56 @@ def test_objects(run_of: Callable[..., Run]) -> None:
         run.members[0].all_gather_object({1})
     with pytest.raises(ValueError, match="root must be a rank"):
         run.members[0].broadcast_object(1, root=3)
+
+
+@pytest.mark.parametrize("name", ["all_gather_object", "broadcast_object"])
+def test_a_loss_between_the_steps_of_objects_ends_the_call_for_all(
+    new_run: Callable[..., Run], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first member learns of the loss from a call of another thread."""
+    run, held, reached, go_on = new_run(3), list[int](), threading.Event(), threading.Event()
+    own = run.members[0]
+
+    def checked(lengths: Any) -> list[int]:
+        if threading.get_ident() in held:
+            reached.set()
+            assert go_on.wait(LIMIT_S)
+        return checked_lengths(lengths)
+
+    def call() -> Any:
+        held.append(threading.get_ident())
+        return getattr(own, name)(1, **root)
+
+    root = {"root": 1} if name == "broadcast_object" else {}
+    monkeypatch.setattr("pccl._api.exchanges.checked_lengths", checked)
+    calls = [run.start(call), *(run.start(getattr(m, name), 1, **root) for m in run.members[1:])]
+    assert reached.wait(LIMIT_S)
+    run.members.pop().close()
+    with pytest.raises(CollectiveAborted):
+        calls[1].result(LIMIT_S)
+    with pytest.raises(CollectiveAborted):
+        own.barrier(tag=1)
+    assert own.world_size == 2
+    go_on.set()
+    with pytest.raises(CollectiveAborted, match="between the two steps"):
+        calls[0].result(LIMIT_S)
+    held.clear()
+    assert all_of(run, name, [1, 1]) == ([1] if root else [[1, 1]]) * 2
+
+
+def test_a_retry_without_its_root_fails_for_all(new_run: Callable[..., Run]) -> None:
+    run = new_run(3)
+    values = [np.ones(4, np.float32) for _ in range(2)]
+    futures = [
+        run.start(member.reduce, own, root=2, retry=True)
+        for member, own in zip(run.members, values, strict=False)
+    ]
+    until(lambda: all(member.status().calls for member in run.members[:2]))
+    run.members.pop().close()
+    for future in futures:
+        with pytest.raises(CollectiveAborted, match="without a rank 2"):
+            future.result(LIMIT_S)
+    assert [own.tolist() for own in values] == [[1.0] * 4] * 2
 
 
 def test_an_object_that_cannot_be_read_names_its_sender(run_of: Callable[..., Run]) -> None:

@@ -298,9 +298,9 @@ class JointCalls:
         error = self._refuse(event)
         if error is not None:
             return CallRejected(error)
-        if isinstance(event, ev.ReduceCall) and event.buffers is not None and not event.fits:
+        if isinstance(event, ev.ReduceCall) and not event.fits and (event.buffers or event.ring):
             fitted = self._fit(event, self._membership.seen)
-            if isinstance(fitted, ValueError):
+            if not isinstance(fitted, ev.ReduceCall):
                 return CallRejected(fitted)
             event = fitted
         in_doubt = self._operations.in_doubt()
@@ -392,14 +392,21 @@ class JointCalls:
         assert seen is not None
         root = event.descriptor.root if isinstance(event, ev.ReduceCall) else 0
         if root >= len(seen.members):
-            return CallRejected(words.no_such_root(root, len(seen.members)))
+            is_retry = isinstance(event, ev.ReduceCall) and event.begun_by != NOBODY
+            error = words.root_lost if is_retry else words.no_such_root
+            return CallRejected(error(root, len(seen.members)))
         is_late = isinstance(event, ev.ReduceCall) and event.partner is not None  # it was alone
-        if (is_late and len(seen.members) > 1) or self._misfit(event, seen) is not None:
+        misfit = self._misfit(event, seen)
+        if (is_late and len(seen.members) > 1) or isinstance(misfit, ValueError):
             # The caller had left the call that changed the group.
-            return CallRejected(words.group_changed(len(seen.members)))
+            misfit = words.group_changed(len(seen.members))
+        if misfit is not None:
+            return CallRejected(misfit)
         return CallAllowed(seen, event)
 
-    def _fit(self, event: ev.ReduceCall, seen: Roster | None) -> ev.ReduceCall | ValueError:
+    def _fit(
+        self, event: ev.ReduceCall, seen: Roster | None
+    ) -> ev.ReduceCall | ValueError | errors.CollectiveAborted:
         """Return a call whose buffers fit the group that its caller sees, or else its error."""
         me, partner = self._own.peer, event.partner
         if partner is not None and seen is not None and me in seen.ring and len(seen.ring) > 1:
@@ -417,11 +424,15 @@ class JointCalls:
             )
         return self._misfit(event, seen) or replace(event, fits=True)
 
-    def _misfit(self, event: JointCall, seen: Roster | None) -> ValueError | None:
-        """Return why the buffers of a call do not fit a group; None: they do."""
-        if not isinstance(event, ev.ReduceCall) or event.buffers is None or seen is None:
+    def _misfit(
+        self, event: JointCall, seen: Roster | None
+    ) -> ValueError | errors.CollectiveAborted | None:
+        """Return why a call or its buffers do not fit a group; None: they do."""
+        if not isinstance(event, ev.ReduceCall) or seen is None:
             return None
-        if self._own.peer not in seen.ring:
+        if event.ring and event.ring != seen.ring:
+            return words.member_lost_between()
+        if event.buffers is None or self._own.peer not in seen.ring:
             return None
         size, root = len(seen.ring), event.descriptor.root
         if root >= size:

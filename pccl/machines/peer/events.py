@@ -80,6 +80,8 @@ class ReduceCall:
     """Rank of the other member that sends or receives; None: this is no such call."""
     pair: tuple[PeerId, ...] = ()
     """The two members, once their ranks are known."""
+    ring: tuple[PeerId, ...] = ()
+    """The only members that the caller wants to make the call with, in ring order; empty: any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,16 @@ def no_such_root(root: int, size: int) -> ValueError:
     return ValueError(f"root must be a rank of the group, from 0 to {size - 1}, not {root}")
 
 
+def root_lost(root: int, size: int) -> errors.CollectiveAborted:
+    """Return the error of a retry in a group that has become too small for the root."""
+    reason = (
+        f"the group now has {size} members, without a rank {root}; call again with another root"
+    )
+    return errors.CollectiveAborted(
+        errors.Result.INVALID_ARGUMENT, reason=reason
+    )  # no more retries
+
+
 def group_changed(size: int) -> errors.CollectiveAborted:
     """Return the error of a call whose buffers fit the group as its caller saw it, but no more."""
     reason = (
@@ -127,6 +137,12 @@ def no_such_partner(rank: int, own: int, size: int) -> ValueError:
         f"the rank must be that of another member, from 0 to {size - 1} and not {own}, but it is "
         f"{rank}"
     )
+
+
+def member_lost_between() -> errors.CollectiveAborted:
+    """Return the error of a call that another one prepared, among other members."""
+    reason = "a member was lost between the two steps of this call; call again"
+    return errors.CollectiveAborted(reason=reason)
 
 
 def too_many_open() -> errors.PCCLError:
