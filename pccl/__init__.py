@@ -106,7 +106,7 @@ __all__ = [
 ]
 
 _NAMES_OF_HOMES = {
-    "pccl.communicator": ("Communicator",),
+    "pccl.communicator": ("Communicator", "Subgroup"),
     "pccl.descriptors": (
         "DeviceType",
         "DistributionHint",

@@ -8,22 +8,19 @@ blocking calls (:mod:`pccl.communicator`) are made from these.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
 from pccl._api.arguments import (
-    barrier_request,
-    broadcast_request,
     join_request,
-    list_request,
     many_request,
-    reduce_request,
     sync_request,
     verify_request,
 )
-from pccl._api.base import CommunicatorBase
-from pccl._api.exchanges import Exchanges
+from pccl._api.base import CommunicatorBase, SubgroupBase
+from pccl._api.group_calls import GroupCalls
 from pccl._api.handles import AsyncReduceHandle
 from pccl._api.reports import MemberInfo
 from pccl._api.session import CheckedCall
@@ -38,7 +35,6 @@ from pccl.runtime.requests import (
     JoinRequest,
     ReduceInfo,
     ReduceManyRequest,
-    ReduceRequest,
     RunRequest,
     SharedStateSyncInfo,
 )
@@ -46,10 +42,14 @@ from pccl.runtime.state.sync import SyncOptions
 
 _T = TypeVar("_T")
 
-__all__ = ["AsyncReduceHandle", "Communicator", "MemberInfo", "ReduceInfo"]
+__all__ = ["AsyncReduceHandle", "Communicator", "MemberInfo", "ReduceInfo", "Subgroup"]
 
 
-class Communicator(CommunicatorBase, Exchanges):
+class Subgroup(SubgroupBase, GroupCalls):
+    """Some members of a group; see :class:`pccl._api.base.SubgroupBase`."""
+
+
+class Communicator(CommunicatorBase, GroupCalls):
     """One process's membership in a run; see :class:`pccl.Communicator` for all details.
 
     Use with ``async with``, or call ``await close()``. For the arguments see
@@ -138,120 +138,6 @@ class Communicator(CommunicatorBase, Exchanges):
             DeadlineExceeded: the budget ran out. Call again, to take part in the same round.
         """
         await self._run(_round(self._engine, RoundKind.OPTIMIZE_TOPOLOGY, timeout_s))
-
-    @asking(reduce_request)
-    async def all_reduce(self, request: ReduceRequest) -> ReduceInfo:
-        """Reduce ``send`` over all members of the group. Joint call of the group, per tag.
-
-        The result is bit-identical on all members. All members receive it, or none does.
-
-        Args:
-            send: NumPy array or torch CPU tensor, any shape, contiguous, of any ``DataType``. Not
-                changed unless in place.
-            recv: destination of the result: same dtype and number of elements, not overlapping;
-                None (or ``send``): in place.
-            op: SUM and PROD (integers wrap), AVG (integers are truncated toward zero), MIN, MAX;
-                or a name, as ``"avg"``.
-            weight: weight of ``send``, 0 or more, for AVG of floats. The result is the sum of
-                weights times values, divided by the sum of the weights; zeros if that is 0. With
-                weight 0, values are ignored, even NaN. None: all members count equally. Either
-                all members give a weight, each its own, or none does.
-            guard: for AVG of floats: what happens to contributions with NaN, or of an unusual norm:
-                a ``Guard``, ``"exclude"`` or ``"warn"``. All members must give the same. The result
-                is that of a call in which the excluded members gave weight 0. A contribution that
-                is not finite although its member declared so aborts the call.
-            quorum: the call continues without late members when so many have made it and the grace
-                is over: 2 or more members, or a share of the group as a float. A late call returns
-                the same result, with ``took_part=False``, so ``recv`` must not be ``send``. None:
-                the call waits for all members. All members must give the same.
-            grace_s: how long a quorum waits for late members, in seconds; ``"auto"``: adapted to
-                earlier calls, from 0.1 to 10 s.
-            tag: collectives with different tags may be in flight at the same time, from several
-                threads; the members pair them by tag.
-            operand_descriptor: must state the tensor's own dtype; None: not checked.
-            quantization_options: how values are quantized for the wire; floats only. All members
-                must give the same.
-            algorithm: ``"ring"``, ``"star"`` (tensors up to 4 MiB), ``"mesh"``, or ``"auto"``. For
-                ``"auto"``, the master's cost model chooses the fastest algorithm for this size and
-                group. All members must give the same.
-            observable: send the result to newcomers that replay reductions (``on_reduction`` of
-                ``connect``); if there are any, it is copied.
-            retry: when a member is lost or withdraws, reduce again with the remaining members.
-            timeout_s: budget of all attempts together, in seconds.
-
-        Returns:
-            Bytes moved, the members that contributed, their weights, and the algorithm.
-
-        Raises:
-            CollectiveAborted: a member was lost, or withdrew. ``send`` is unchanged, bit for bit;
-                read the world size again, and call again.
-            ResyncRequired: this call is late, and no member has the result any more. Synchronize
-                the shared state.
-            DescriptorMismatch: the members asked for different dtypes, ops, counts or algorithms,
-                or only some gave a weight, or their guards differ.
-            TooFewPeers: this peer is alone in the group. Wait in ``update_topology``.
-            DeadlineExceeded, OutcomeUnknown: the budget ran out; ``send`` is unchanged.
-            PCCLError: an open collective uses the tag (INVALID_ARGUMENT).
-            ValueError, TypeError: a buffer cannot be used; the message says what to do.
-        """
-        return await self._run(CheckedCall("all_reduce", self._engine.reduce, request))
-
-    @asking(reduce_request)
-    async def all_reduce_async(self, request: ReduceRequest) -> AsyncReduceHandle:
-        """Start ``all_reduce`` and return at once; the handle has its outcome.
-
-        Do not change the tensors until the reduce has ended. A wrong argument raises here; the
-        handle raises later errors. Unlike with a task around ``all_reduce``, the reduce has started
-        when this returns, and cancelling a wait for it does not withdraw it.
-
-        It takes the arguments of ``all_reduce``, with two differences.
-
-        Args:
-            retry: must be False. After a loss the group has changed, and the handle must report
-                that to the caller before it reduces again.
-            timeout_s: budget of the reduce, which runs also while no thread waits for the handle.
-
-        Raises:
-            TooFewPeers, PCCLError, ValueError, TypeError: as for ``all_reduce``.
-        """
-        return await self._start("all_reduce_async", request)
-
-    @asking(list_request)
-    async def all_reduce_many(self, request: ReduceRequest) -> ReduceInfo:
-        """Reduce several tensors as one: one operation, one outcome. Joint call of the group.
-
-        It equals ``all_reduce`` of their concatenation, but does not concatenate them. Hundreds of
-        small tensors cost about as much as one of their total size. Either all tensors are reduced
-        on all members, or none is.
-
-        Args:
-            tensors: as for ``all_reduce``, all of one dtype, with at least one element in total.
-                Empty tensors are allowed. The total number of elements must be equal on all
-                members; each member may split them differently.
-            recv: destination of each tensor's result, as for ``all_reduce``; None (or
-                ``tensors``): in place. Either all are in place or none.
-            op: as for ``all_reduce``.
-            weight: as for ``all_reduce``.
-            guard: as for ``all_reduce``.
-            quorum: as for ``all_reduce``.
-            grace_s: as for ``all_reduce``.
-            tag: as for ``all_reduce``, which shares the tags.
-            quantization_options: as for ``all_reduce``; blocks and the residual of an
-                ``error_feedback`` span the concatenation.
-            algorithm: as for ``all_reduce``, for the total size.
-            observable: as for ``all_reduce``; the newcomer gets the concatenation.
-            retry: as for ``all_reduce``, for all tensors together.
-            timeout_s: budget of all attempts together.
-
-        Returns:
-            As for ``all_reduce``.
-
-        Raises:
-            ValueError: dtypes differ (group the tensors by dtype, one call for each), tensors
-                overlap, or there is nothing to reduce.
-            PCCLError, TypeError: as for ``all_reduce``.
-        """
-        return await self._run(CheckedCall("all_reduce_many", self._engine.reduce, request))
 
     @asking(many_request)
     async def all_reduce_multiple_with_retry(self, request: ReduceManyRequest) -> ReduceInfo:
@@ -351,42 +237,9 @@ class Communicator(CommunicatorBase, Exchanges):
         """
         await self._run(CheckedCall("verify", self._engine.sync, request))
 
-    @asking(broadcast_request)
-    async def broadcast(self, request: ReduceRequest) -> ReduceInfo:
-        """Copy one member's values to all members of the group. Joint call of the group, per tag.
-
-        All members receive the values, or none does. A single member returns at once.
-
-        Args:
-            tensor: as for ``all_reduce``, overwritten in place (on the root: unchanged).
-            root: rank of the member that sends its values.
-            tag: as for ``all_reduce``, which shares the tags.
-            timeout_s: budget of the call, in seconds.
-
-        Returns:
-            Bytes moved, and the members that took part.
-
-        Raises:
-            CollectiveAborted: a member was lost, or withdrew; ``tensor`` is unchanged. Ranks may
-                have changed.
-            DescriptorMismatch: the members asked for different dtypes, counts or roots.
-            DeadlineExceeded, OutcomeUnknown: the budget ran out; ``tensor`` is unchanged.
-            ValueError, TypeError: there is no such rank, or the tensor cannot be used.
-        """
-        return await self._run(CheckedCall("broadcast", self._engine.reduce, request))
-
-    @asking(barrier_request)
-    async def barrier(self, request: ReduceRequest) -> None:
-        """Wait until all members of the group have made this call. Joint call, per tag.
-
-        A single member returns at once.
-
-        Raises:
-            CollectiveAborted: a member was lost, or withdrew. Call again.
-            DescriptorMismatch: other members use the tag for another call.
-            DeadlineExceeded, OutcomeUnknown: the budget ran out.
-        """
-        await self._run(CheckedCall("barrier", self._engine.reduce, request))
+    def subgroup(self, ranks: Sequence[int]) -> Subgroup:
+        """Return the collectives of some members, as ``pccl.Communicator.subgroup`` does. Local."""
+        return Subgroup(self, ranks, self._reduce, self._start)
 
     async def close(self) -> None:
         """Leave the run and free all resources. Idempotent."""

@@ -10,7 +10,7 @@ import math
 import numbers
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import SupportsIndex, TypeVar, cast
 
@@ -76,6 +76,25 @@ def check_range(name: str, value: object, lowest: int, highest: int) -> int:
     if not lowest <= number <= highest:
         raise ValueError(f"{name} must be from {lowest} to {highest}, not {value}")
     return number
+
+
+def check_ranks(ranks: object, size: int, own: int) -> tuple[int, ...]:
+    """Check the ranks of a subgroup and return them.
+
+    Raises:
+        TypeError: ``ranks`` is no sequence of integers.
+        ValueError: a rank does not exist or comes twice, or that of this peer is missing.
+    """
+    try:
+        given = tuple(cast("Iterable[object]", ranks))
+    except TypeError:
+        raise TypeError(f"ranks must be a sequence of integers, not {shown(ranks)}") from None
+    chosen = tuple(check_range("a rank", rank, 0, size - 1) for rank in given)
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"ranks must differ, but they are {shown(list(chosen))}")
+    if own not in chosen:
+        raise ValueError(f"ranks must have that of this peer, {own}; only members can make calls")
+    return chosen
 
 
 def check_timeout(timeout_s: object) -> float | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
 from pccl import aio
-from pccl._api.base import CommunicatorBase
+from pccl._api.base import CommunicatorBase, SubgroupBase
+from pccl._api.group_calls import GroupCalls
 from pccl._api.reports import MemberInfo
 from pccl._api.session import CheckedCall
 from pccl._api.signatures import blocking
@@ -16,10 +18,44 @@ from pccl.runtime.requests import ReduceInfo
 
 _T = TypeVar("_T")
 
-__all__ = ["Communicator", "MemberInfo", "ReduceInfo"]
+__all__ = ["Communicator", "MemberInfo", "ReduceInfo", "Subgroup"]
 
 
-class Communicator(CommunicatorBase):
+class _BlockingCalls:
+    """The calls of a group or a subgroup; see :class:`pccl._api.group_calls.GroupCalls`."""
+
+    all_reduce = blocking(GroupCalls.all_reduce)
+    all_reduce_async = blocking(GroupCalls.all_reduce_async)
+    all_reduce_many = blocking(GroupCalls.all_reduce_many)
+    broadcast = blocking(GroupCalls.broadcast)
+    barrier = blocking(GroupCalls.barrier)
+    all_gather = blocking(GroupCalls.all_gather)
+    gather = blocking(GroupCalls.gather)
+    scatter = blocking(GroupCalls.scatter)
+    all_to_all = blocking(GroupCalls.all_to_all)
+    reduce_scatter = blocking(GroupCalls.reduce_scatter)
+    reduce = blocking(GroupCalls.reduce)
+    all_gather_async = blocking(GroupCalls.all_gather_async)
+    gather_async = blocking(GroupCalls.gather_async)
+    scatter_async = blocking(GroupCalls.scatter_async)
+    all_to_all_async = blocking(GroupCalls.all_to_all_async)
+    reduce_scatter_async = blocking(GroupCalls.reduce_scatter_async)
+    reduce_async = blocking(GroupCalls.reduce_async)
+    broadcast_async = blocking(GroupCalls.broadcast_async)
+    barrier_async = blocking(GroupCalls.barrier_async)
+    send = blocking(GroupCalls.send)
+    recv = blocking(GroupCalls.recv)
+    send_async = blocking(GroupCalls.send_async)
+    recv_async = blocking(GroupCalls.recv_async)
+    all_gather_object = blocking(GroupCalls.all_gather_object)
+    broadcast_object = blocking(GroupCalls.broadcast_object)
+
+
+class Subgroup(SubgroupBase, _BlockingCalls):
+    """Some members of a group; see :class:`pccl._api.base.SubgroupBase`."""
+
+
+class Communicator(CommunicatorBase, _BlockingCalls):
     """One process's membership in a run.
 
     Any thread may call its methods. Joint calls block until all members concerned have made them.
@@ -48,34 +84,22 @@ class Communicator(CommunicatorBase):
     update_topology = blocking(aio.Communicator.update_topology)
     are_peers_pending = blocking(aio.Communicator.are_peers_pending)
     optimize_topology = blocking(aio.Communicator.optimize_topology)
-    all_reduce = blocking(aio.Communicator.all_reduce)
-    all_reduce_async = blocking(aio.Communicator.all_reduce_async)
-    all_reduce_many = blocking(aio.Communicator.all_reduce_many)
     all_reduce_multiple_with_retry = blocking(aio.Communicator.all_reduce_multiple_with_retry)
     sync_shared_state = blocking(aio.Communicator.sync_shared_state)
     verify = blocking(aio.Communicator.verify)
-    broadcast = blocking(aio.Communicator.broadcast)
-    barrier = blocking(aio.Communicator.barrier)
-    all_gather = blocking(aio.Communicator.all_gather)
-    gather = blocking(aio.Communicator.gather)
-    scatter = blocking(aio.Communicator.scatter)
-    all_to_all = blocking(aio.Communicator.all_to_all)
-    reduce_scatter = blocking(aio.Communicator.reduce_scatter)
-    reduce = blocking(aio.Communicator.reduce)
-    all_gather_async = blocking(aio.Communicator.all_gather_async)
-    gather_async = blocking(aio.Communicator.gather_async)
-    scatter_async = blocking(aio.Communicator.scatter_async)
-    all_to_all_async = blocking(aio.Communicator.all_to_all_async)
-    reduce_scatter_async = blocking(aio.Communicator.reduce_scatter_async)
-    reduce_async = blocking(aio.Communicator.reduce_async)
-    broadcast_async = blocking(aio.Communicator.broadcast_async)
-    barrier_async = blocking(aio.Communicator.barrier_async)
-    send = blocking(aio.Communicator.send)
-    recv = blocking(aio.Communicator.recv)
-    send_async = blocking(aio.Communicator.send_async)
-    recv_async = blocking(aio.Communicator.recv_async)
-    all_gather_object = blocking(aio.Communicator.all_gather_object)
-    broadcast_object = blocking(aio.Communicator.broadcast_object)
+
+    def subgroup(self, ranks: Sequence[int]) -> Subgroup:
+        """Return the collectives of some members of this peer's group. Local.
+
+        Args:
+            ranks: the members, by their present ranks in the group, with this peer's own rank; the
+                order of ``ranks`` is that of the ranks in the subgroup.
+
+        Raises:
+            ValueError, TypeError: ``ranks`` are no such ranks.
+            NotConnected: this peer is not a member yet, or the communicator is closed.
+        """
+        return Subgroup(self, ranks, self._reduce, self._start)
 
     def close(self) -> None:
         """Leave the run and free all resources. Idempotent; later calls raise NotConnected."""

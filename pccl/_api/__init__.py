@@ -3,8 +3,8 @@
 * ``signatures``: makes the methods of both communicators from one signature.
 * ``arguments``: checks every argument of a call, and makes a request from them.
 * ``exchange_arguments``: the same for exchanges and reductions of parts.
-* ``exchanges``: the asyncio calls for these, for objects, and those that return a handle.
-* ``objects``: objects as bytes: MessagePack, or pickle if the caller trusts all members.
+* ``objects``: calls with objects: as MessagePack, or pickle if the caller trusts all members.
+* ``group_calls``: the asyncio calls of a group or a subgroup.
 * ``session``: the engine of a communicator on the I/O thread.
 * ``callers``: threads and tasks that call, and whether all of them wait in joint calls.
 * ``recording``: the record of a peer, as an answer or in a file.
@@ -12,6 +12,6 @@
 * ``reports``: the reports of a peer to its program: members, and the status.
 * ``handles``: the outcome of a reduce that runs in the background.
 * ``listening``: where a peer listens, and the address that it announces.
-* ``base``: base class of both communicators: construction, and calls that do not wait.
+* ``base``: base classes of communicators and subgroups: construction, and calls that do not wait.
 * ``draining``: on SIGTERM this peer leaves the run before the program ends.
 """

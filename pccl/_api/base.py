@@ -1,13 +1,14 @@
-"""Base class of both communicators: construction, and the calls that do not wait."""
+"""Base classes of communicators and subgroups: construction, and the calls that do not wait."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from pccl._api.draining import drain
+from pccl._api.exchange_arguments import with_members
 from pccl._api.handles import AsyncReduceHandle
 from pccl._api.listening import reachable_at, why_unmapped
 from pccl._api.reports import Attribute, MemberInfo, Status, members_of
@@ -19,6 +20,7 @@ from pccl.checks import (
     check_loss,
     check_member,
     check_range,
+    check_ranks,
     check_timing,
 )
 from pccl.config import (
@@ -43,6 +45,8 @@ from pccl.errors import NotConnected
 from pccl.observe.logs import show_log
 from pccl.observe.process import dump_stacks_on_request
 from pccl.protocol.limits import Timing
+from pccl.protocol.tags import hash_of
+from pccl.protocol.types import PeerId
 from pccl.runtime.control.greeting import encryption
 from pccl.runtime.requests import ReduceInfo, ReduceRequest
 from pccl.telemetry.events import PeerReport
@@ -89,6 +93,8 @@ class CommunicatorBase:
         TypeError: an argument has the wrong type.
         OSError: the address in ``PCCL_METRICS`` cannot be used.
     """
+
+    _within = 1
 
     def __init__(
         self,
@@ -286,3 +292,73 @@ class CommunicatorBase:
             NotConnected: this peer is not a member yet, or the communicator is closed.
         """
         return self._session.status("status")
+
+
+_Reduce = Callable[[str, ReduceRequest], Coroutine[Any, Any, ReduceInfo]]
+_Start = Callable[[str, ReduceRequest], Coroutine[Any, Any, AsyncReduceHandle]]
+
+
+class SubgroupBase:
+    """Some members of a group, with ranks of their own, for collectives of these members only.
+
+    ``Communicator.subgroup`` makes it, without a message. The members that make the same calls must
+    name the same members in the same order. Calls of different subgroups are apart, even with the
+    same tag; those of two subgroups of the same members share the tags.
+
+    A subgroup has the collectives of the group, which take and return the subgroup's ranks, but
+    neither ``retry``, ``quorum`` nor ``observable``. If one of its members is lost, its calls raise
+    CollectiveAborted: make a new one. After the loss of another member, call again.
+    """
+
+    def __init__(
+        self,
+        comm: CommunicatorBase,
+        ranks: Sequence[int],
+        reduce: _Reduce,
+        start: _Start,
+    ) -> None:
+        group = comm.members()
+        chosen = check_ranks(ranks, len(group), comm.rank)
+        self._reduce_in_group, self._start_in_group = reduce, start
+        self._members = tuple(replace(group[one], rank=rank) for rank, one in enumerate(chosen))
+        self._peers = tuple(PeerId(member.peer_id) for member in self._members)
+        self._rank = chosen.index(comm.rank)
+        self._within = hash_of(self._peers)
+
+    def __repr__(self) -> str:
+        name = f"{type(self).__module__}.{type(self).__qualname__}"
+        return f"<{name}: rank {self._rank} of peers {', '.join(map(str, self._peers))}>"
+
+    @property
+    def rank(self) -> int:
+        """This peer's place in the subgroup, from 0."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of members of the subgroup."""
+        return len(self._peers)
+
+    @property
+    def peer_id(self) -> int:
+        """This peer's id when the subgroup was made."""
+        return self._peers[self._rank]
+
+    def members(self) -> tuple[MemberInfo, ...]:
+        """Return the members in the order of their ranks in the subgroup."""
+        return self._members
+
+    async def _reduce(self, call_name: str, request: ReduceRequest) -> ReduceInfo:
+        return await self._reduce_in_group(call_name, self._of_members(call_name, request))
+
+    async def _start(self, call_name: str, request: ReduceRequest) -> AsyncReduceHandle:
+        return await self._start_in_group(call_name, self._of_members(call_name, request))
+
+    def _of_members(self, call_name: str, request: ReduceRequest) -> ReduceRequest:
+        asks = request.asks
+        if request.retry or request.observable or asks.descriptor.quorum is not None:
+            raise ValueError(
+                f"{call_name} of a subgroup takes no retry, quorum or observable; leave them out, "
+                "or call it on the communicator"
+            )
+        return request if asks.among is not None else with_members(request, self._peers)

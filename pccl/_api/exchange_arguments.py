@@ -6,13 +6,16 @@ begins.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pccl.checks import TAG_MAX, check_flag, check_member, check_range, check_timeout
 from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.limits import PEERS_MAX
-from pccl.protocol.pairs import PAIR_TAG_MAX
+from pccl.protocol.operation import Subset
 from pccl.protocol.types import (
     Collective,
     Descriptor,
+    PeerId,
     ReduceOp,
 )
 from pccl.runtime.collective.block_operand import borrow_blocks
@@ -64,15 +67,15 @@ def all_to_all_request(
 
 def send_request(
     tensor: object, to: int, *, tag: int = 0, timeout_s: float | None = None
-) -> ReduceRequest:
-    """Check the arguments of ``send``."""
+) -> tuple[ReduceRequest, int]:
+    """Check the arguments of ``send``; return the rank of the other member, too."""
     return _to_other(tensor, None, check_range("to", to, 0, PEERS_MAX - 1), tag, timeout_s)
 
 
 def recv_request(
     tensor: object, source: int, *, tag: int = 0, timeout_s: float | None = None
-) -> ReduceRequest:
-    """Check the arguments of ``recv``."""
+) -> tuple[ReduceRequest, int]:
+    """Check the arguments of ``recv``; return the rank of the other member, too."""
     rank = check_range("source", source, 0, PEERS_MAX - 1)
     return _to_other(None, tensor, rank, tag, timeout_s)
 
@@ -140,9 +143,44 @@ def _exchange(
 
 def _to_other(
     send: object | None, recv: object | None, partner: int, tag: int, timeout_s: float | None
-) -> ReduceRequest:
+) -> tuple[ReduceRequest, int]:
     operand, buffers = borrow_blocks(send, recv)
     descriptor = Descriptor.direct(Collective.SEND_RECV, operand.data_type)
-    number = check_range("tag", tag, 0, PAIR_TAG_MAX)
-    asks = ReduceCall(0, number, descriptor, buffers=buffers, partner=partner)
-    return ReduceRequest(operand, asks, timeout_s=check_timeout(timeout_s))
+    asks = ReduceCall(0, check_range("tag", tag, 0, TAG_MAX), descriptor, buffers=buffers)
+    return ReduceRequest(operand, asks, timeout_s=check_timeout(timeout_s)), partner
+
+
+def addressed(
+    request: ReduceRequest, partner: int, ring: tuple[PeerId, ...], own: int, *, within: int
+) -> ReduceRequest:
+    """Return the request of a send or a receive with the members that take part.
+
+    Args:
+        request: the request.
+        partner: rank of the other member.
+        ring: ids of the members that have ranks.
+        own: rank of this peer.
+        within: see ``Subset``.
+
+    Raises:
+        ValueError: there is no other member with that rank, although this peer is not alone.
+    """
+    is_alone = len(ring) < 2
+    if not is_alone and (partner == own or partner >= len(ring)):
+        raise ValueError(
+            f"the rank must be that of another member, from 0 to {len(ring) - 1} and not {own}, "
+            f"but it is {partner}"
+        )
+    peers = ring if is_alone else (ring[own], ring[partner])
+    buffers = request.asks.buffers
+    is_source = buffers is not None and bool(buffers.send)
+    return with_members(request, peers if is_source else peers[::-1], within)
+
+
+def with_members(
+    request: ReduceRequest, peers: tuple[PeerId, ...], within: int = 0
+) -> ReduceRequest:
+    """Return the same request for these members only."""
+    among = Subset(peers, request.asks.tag, within)
+    asks = replace(request.asks, tag=among.operation_tag, among=among, ring=())
+    return replace(request, asks=asks)

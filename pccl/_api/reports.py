@@ -248,7 +248,7 @@ def _call_status(event: CallEvent | None, waits_for: str, open_ns: int) -> CallS
 def _transfer_status(operation: OpenOperation, transfer: Transfer) -> TransferStatus:
     progress = transfer.progress
     return TransferStatus(
-        tag=operation.id.tag,
+        tag=operation.id.tag if operation.among is None else operation.among.tag,
         what=str(operation.descriptor),
         algorithm=operation.descriptor.carrier.label,
         phase=operation.phase.value,

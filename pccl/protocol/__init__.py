@@ -1,7 +1,7 @@
 """The pure vocabulary of the protocol, and its encoding in bytes.
 
 * ``types``: ids, views, operations, rosters, enums.
-* ``pairs``: tags, and who takes part in their operations.
+* ``tags``: tags of operations, also of those of some members only.
 * ``data_type``: the element types of tensors.
 * ``errors``: the tree of errors that a caller may see.
 * ``limits``: every deadline and every bound, each with its reason.

@@ -444,7 +444,10 @@ def _largest_message(kind: type[Any]) -> int:
 
 
 _NUMBER_BYTES_MAX = 9
-_NARROWER: dict[type[Any], int] = {messages.Heartbeat: HEARTBEAT_BYTES_MAX}
+_NARROWER: dict[type[Any], int] = {
+    messages.Heartbeat: HEARTBEAT_BYTES_MAX,
+    messages.OperationRequest: HEARTBEAT_BYTES_MAX,  # only a small subset exchanges blocks
+}
 """Types whose senders observe a lower limit than the sum of their fields' limits."""
 
 _KINDS: dict[int, type[Any]] = {code: kind for kind, code in CODES.items()}

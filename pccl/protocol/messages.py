@@ -41,7 +41,7 @@ from pccl.protocol.link_messages import LinksMeasured as LinksMeasured
 from pccl.protocol.link_messages import Meet as Meet
 from pccl.protocol.link_messages import ProbeAddress as ProbeAddress
 from pccl.protocol.link_messages import Undialable as Undialable
-from pccl.protocol.operation import BlockLengths, Eager
+from pccl.protocol.operation import BlockLengths, Eager, Subset
 from pccl.protocol.run_messages import EvidenceQuery as EvidenceQuery
 from pccl.protocol.run_messages import EvidenceReply as EvidenceReply
 from pccl.protocol.run_messages import EvidenceReport as EvidenceReport
@@ -252,6 +252,8 @@ class OperationRequest:
     """The members for which it has posted them, after ``OperationNarrowed``."""
     blocks: BlockLengths | None = None
     """The lengths of its blocks in an exchange; nil: another collective."""
+    among: Subset | None = None
+    """The members of the operation; nil: all members of its view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +288,8 @@ class Withdraw:
 
     operation: OperationId
     reason: Annotated[str, AtMost(REASON_BYTES_MAX)]
+    among: Subset | None = None
+    """As in ``OperationRequest``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated
 
+from pccl.protocol.limits import PEERS_MAX
+from pccl.protocol.tags import subset_tag, tag_text
 from pccl.protocol.types import AtMost, Below, Descriptor, PeerId
 
 LATE_BYTES_MAX = 256 << 20
@@ -67,6 +69,36 @@ class BlockLengths:
     """Number of elements for each member, this one included."""
     takes: Lengths
     """Number of elements that it expects from each member."""
+
+
+_NAMED_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Subset:
+    """Some members of a view, in an order of their own, and the tag that they use."""
+
+    peers: Annotated[tuple[PeerId, ...], AtMost(PEERS_MAX)]
+    """At least two; a send goes from the first one to the second one."""
+    tag: Annotated[int, Below(1 << 63)]
+    """The caller's tag."""
+    within: Annotated[int, Below(1 << 32)] = 0
+    """For a send: 1, or a hash of the subgroup whose ranks it names; 0: another collective."""
+
+    @property
+    def operation_tag(self) -> int:
+        """The tag of their operations."""
+        return subset_tag(self.peers, self.tag, self.within)
+
+    def __str__(self) -> str:
+        more = len(self.peers) - _NAMED_MAX
+        rest = f" and {more} more" if more > 0 else ""
+        return f"{self.tag} of {name_peers(sorted(self.peers)[:_NAMED_MAX])}{rest}"
+
+
+def name_tag(tag: int, among: Subset | None) -> str:
+    """Return the tag of an operation as its callers know it."""
+    return tag_text(tag) if among is None else str(among)
 
 
 def to_ranks(peers: Collection[PeerId], ring: tuple[PeerId, ...]) -> bytes:

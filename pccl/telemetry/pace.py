@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pccl.protocol.messages import Heartbeat, OperationRequest, RoundRequest, SyncRequest
-from pccl.protocol.pairs import tag_text
+from pccl.protocol.operation import name_tag
 from pccl.protocol.status_report import Figures
 
 NS_PER_US = 1000
@@ -70,8 +70,8 @@ class Pace:
     def last_call(self) -> str:
         """The latest call, as its callers know it; empty: none."""
         match self._request:
-            case OperationRequest(operation=operation, descriptor=descriptor):
-                return f"tag {tag_text(operation.tag)} ({descriptor})"
+            case OperationRequest(operation=operation, descriptor=descriptor, among=among):
+                return f"tag {name_tag(operation.tag, among)} ({descriptor})"
             case SyncRequest(offer=offer):
                 return offer.purpose.call_name
             case RoundRequest(round=round_id):

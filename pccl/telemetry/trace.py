@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from pccl.protocol.operation import Phase
+from pccl.protocol.tags import shown_tag
 from pccl.protocol.types import NS_PER_S, SYNC_TAG, OperationId
 from pccl.telemetry.clocks import Alignment, order_shifts
 from pccl.telemetry.names import with_name
@@ -149,7 +150,7 @@ def _operations(record: Record, clock: _Clock) -> Iterable[_Slice]:
             if phase in _PHASE_WORDS
         )
         details = {"operation": str(operation), "phase": last.value}
-        tag = _call_name("", operation.tag)
+        tag = "" if operation.tag == SYNC_TAG else f" tag {shown_tag(operation.tag)}"
         name = (record.requests.get(operation) or "shared state") + tag
         yield _Slice(clock.at(began_ns), clock.at(last_ns), name, details, inside)
 

@@ -230,7 +230,7 @@ def test_a_loss_between_the_steps_of_objects_ends_the_call_for_all(
         return getattr(own, name)(1, **root)
 
     root = {"root": 1} if name == "broadcast_object" else {}
-    monkeypatch.setattr("pccl._api.exchanges.checked_lengths", checked)
+    monkeypatch.setattr("pccl._api.objects.checked_lengths", checked)
     calls = [run.start(call), *(run.start(getattr(m, name), 1, **root) for m in run.members[1:])]
     assert reached.wait(LIMIT_S)
     run.members.pop().close()

@@ -29,7 +29,8 @@ LONG = {
 """Files that have more lines."""
 
 NAMED_TWICE = {
-    "Communicator"  # blocking, and for asyncio: what users know
+    "Communicator",  # blocking, and for asyncio: what users know
+    "Subgroup",
 }
 
 CIRCLES: set[str] = set()

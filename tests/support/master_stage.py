@@ -16,7 +16,7 @@ from pccl.machines.master import events as ev
 from pccl.machines.master.machine import MasterMachine
 from pccl.machines.master.succession.origin import Origin
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
-from pccl.protocol import data_type, operation, pairs, shared_state, types
+from pccl.protocol import data_type, operation, shared_state, types
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.handshake.opening import NO_RUN
@@ -43,7 +43,10 @@ SUM, AVG = (Descriptor(DataType.FLOAT, op, 8) for op in (ReduceOp.SUM, ReduceOp.
 BARRIER = Descriptor.barrier()
 ALL_GATHER = Descriptor.direct(Collective.ALL_GATHER, DataType.FLOAT)
 SEND = Descriptor.direct(Collective.SEND_RECV, DataType.FLOAT)
-PAIR = pairs.pair_tag(0, 2, 5)
+OF_PAIR = operation.Subset((PeerId(1), PeerId(3)), 5, 1)
+PAIR = OF_PAIR.operation_tag
+OF_PART = operation.Subset((PeerId(3), PeerId(2)), 5)
+PART = OF_PART.operation_tag
 QUORUM = Quorum(2, grace_ms=1000)
 QUORATE = replace(SUM, quorum=QUORUM)
 AFAR = ("10.0.0.9:1",)
@@ -64,6 +67,9 @@ NAMED = {
     "ALL_GATHER": ALL_GATHER,
     "SEND": SEND,
     "PAIR": PAIR,
+    "OF_PAIR": OF_PAIR,
+    "PART": PART,
+    "OF_PART": OF_PART,
     "QUORUM": QUORUM,
     "QUORATE": QUORATE,
     "BEFORE": BEFORE,
@@ -100,7 +106,7 @@ class MasterStage:
         self.now_ns = 0
         self.words: dict[str, Any] = {**VOCABULARY, **WORDS, **NAMED}
         mine = (self.new, self.blank, self.restarted, self.standby, self.register, self.resume)
-        more = (self.start, self.come, self.say, self.wait, self.sleep, counts)
+        more = (self.link, self.start, self.come, self.say, self.wait, self.sleep, counts)
         self.words |= {word.__name__: word for word in (*mine, *more)}
 
     def tell(self, said: Any, listener: str) -> Iterator[str]:

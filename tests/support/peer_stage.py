@@ -14,7 +14,7 @@ from pccl.machines import blocks
 from pccl.machines.peer import events as ev
 from pccl.machines.peer.eager import EagerBudget
 from pccl.machines.peer.machine import PeerMachine, Standing
-from pccl.protocol import data_type, errors, operation, pairs, types
+from pccl.protocol import data_type, errors, operation, types
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.guards.contributions import ContributionGuard, GuardAction
@@ -44,9 +44,11 @@ GUARDED = replace(WEIGHTED, guard=GUARD)
 QUORUM = Quorum(2, grace_ms=1000)
 QUORATE, QUORATE_MEAN = replace(SUM, quorum=QUORUM), replace(WEIGHTED, quorum=QUORUM)
 BROADCAST, BARRIER = Descriptor.broadcast(DataType.FLOAT, 8, 0), Descriptor.barrier()
+FROM_LAST = replace(BROADCAST, root=2)
 ALL_GATHER = Descriptor.direct(Collective.ALL_GATHER, DataType.FLOAT)
 SEND = Descriptor.direct(Collective.SEND_RECV, DataType.FLOAT)
-PAIR = pairs.pair_tag(0, 2, 5)
+OF_PART = operation.Subset((PeerId(3), PeerId(2)), 5)
+PART = OF_PART.operation_tag
 NAMED = {
     "RUN": RUN,
     "SUM": SUM,
@@ -57,9 +59,11 @@ NAMED = {
     "QUORATE_MEAN": QUORATE_MEAN,
     "BROADCAST": BROADCAST,
     "BARRIER": BARRIER,
+    "FROM_LAST": FROM_LAST,
     "ALL_GATHER": ALL_GATHER,
     "SEND": SEND,
-    "PAIR": PAIR,
+    "PART": PART,
+    "OF_PART": OF_PART,
 }
 SHORT = Short({value: name for name, value in NAMED.items()})
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol, cast
 from pccl.protocol.errors import PCCLError, RemoteProtocolError
 from pccl.protocol.handshake.certificates import Certificate
 from pccl.protocol.limits import TERM_GAP
-from pccl.protocol.pairs import pair_tag
+from pccl.protocol.operation import Subset
 from pccl.protocol.types import (
     KEY_BYTES,
     Member,
@@ -74,6 +74,16 @@ def op(n: int = 0, *, tag: int = 5, view: int = 1, term: int = 1, group: int = 0
     return OperationId(term, group, view, tag, n)
 
 
+def subset(*peers: int, tag: int = 5) -> Subset:
+    """Some members in this order, and their usual tag."""
+    return Subset(tuple(map(PeerId, peers)), tag)
+
+
+def tag_of(*peers: int, tag: int = 5) -> int:
+    """The tag of their operations."""
+    return subset(*peers, tag=tag).operation_tag
+
+
 def roster(version: int, view: int, *peers: int, **others: Any) -> Roster:
     """A run of one group, with the members at their usual addresses."""
     size = len(peers)
@@ -102,7 +112,8 @@ WORDS: dict[str, Any] = {
     "key": key,
     "where": where,
     "op": op,
-    "pair_tag": pair_tag,
+    "subset": subset,
+    "tag_of": tag_of,
     "roster": roster,
     **ROUNDS,
 }

@@ -23,7 +23,6 @@ from pccl.machines.peer.operations import OpenOperations
 from pccl.machines.peer.rounds import OpenRounds
 from pccl.machines.peer.synchronization import LeftSync
 from pccl.protocol import errors
-from pccl.protocol.pairs import members_of, pair_tag
 from pccl.protocol.types import (
     NOBODY,
     SYNC_TAG,
@@ -298,11 +297,12 @@ class JointCalls:
         error = self._refuse(event)
         if error is not None:
             return CallRejected(error)
-        if isinstance(event, ev.ReduceCall) and not event.fits and (event.buffers or event.ring):
-            fitted = self._fit(event, self._membership.seen)
-            if not isinstance(fitted, ev.ReduceCall):
-                return CallRejected(fitted)
-            event = fitted
+        if isinstance(event, ev.ReduceCall) and not event.fits:
+            misfit = self._misfit(event, self._membership.seen)
+            if misfit is not None:
+                return CallRejected(misfit)
+            if event.buffers or event.ring or event.among:
+                event = replace(event, fits=True)
         in_doubt = self._operations.in_doubt()
         if in_doubt:
             self.deferred.add(event, self._membership.seen)
@@ -390,57 +390,36 @@ class JointCalls:
         """Allow the call in the membership that its caller saw, if it fits that group."""
         seen = self.deferred.seen_at(event.call) or self._membership.seen
         assert seen is not None
-        root = event.descriptor.root if isinstance(event, ev.ReduceCall) else 0
-        if root >= len(seen.members):
-            is_retry = isinstance(event, ev.ReduceCall) and event.begun_by != NOBODY
-            error = words.root_lost if is_retry else words.no_such_root
-            return CallRejected(error(root, len(seen.members)))
-        is_late = isinstance(event, ev.ReduceCall) and event.partner is not None  # it was alone
+        if not isinstance(event, ev.ReduceCall):
+            return CallAllowed(seen, event)
+        root, size = event.descriptor.root, len(event.members_of(seen))
+        if root >= size:
+            error = words.root_lost if event.begun_by != NOBODY else words.no_such_root
+            return CallRejected(error(root, size))
         misfit = self._misfit(event, seen)
-        if (is_late and len(seen.members) > 1) or isinstance(misfit, ValueError):
+        if isinstance(misfit, ValueError):
             # The caller had left the call that changed the group.
             misfit = words.group_changed(len(seen.members))
         if misfit is not None:
             return CallRejected(misfit)
         return CallAllowed(seen, event)
 
-    def _fit(
-        self, event: ev.ReduceCall, seen: Roster | None
-    ) -> ev.ReduceCall | ValueError | errors.CollectiveAborted:
-        """Return a call whose buffers fit the group that its caller sees, or else its error."""
-        me, partner = self._own.peer, event.partner
-        if partner is not None and seen is not None and me in seen.ring and len(seen.ring) > 1:
-            ring, own = seen.ring, seen.ring.index(me)
-            if partner >= len(ring) or partner == own:
-                return words.no_such_partner(partner, own, len(ring))
-            sends = bool(event.buffers is not None and event.buffers.send)
-            source, target = (own, partner) if sends else (partner, own)
-            tag = pair_tag(source, target, event.tag)
-            event = replace(
-                event,
-                tag=tag,
-                partner=None,
-                pair=members_of(tag, ring),
-            )
-        return self._misfit(event, seen) or replace(event, fits=True)
-
     def _misfit(
-        self, event: JointCall, seen: Roster | None
+        self, event: ev.ReduceCall, seen: Roster | None
     ) -> ValueError | errors.CollectiveAborted | None:
         """Return why a call or its buffers do not fit a group; None: they do."""
-        if not isinstance(event, ev.ReduceCall) or seen is None:
+        if seen is None:
             return None
         if event.ring and event.ring != seen.ring:
             return words.member_lost_between()
-        if event.buffers is None or self._own.peer not in seen.ring:
+        ring = event.members_of(seen)
+        if event.among is not None and (gone := set(ring) - set(seen.ring)):
+            return words.subset_lost(sorted(gone))
+        if event.buffers is None or self._own.peer not in ring:
             return None
-        size, root = len(seen.ring), event.descriptor.root
+        rank, size, root = ring.index(self._own.peer), len(ring), event.descriptor.root
         if root >= size:
             return words.no_such_root(root, size)
-        ring = members_of(event.tag, seen.ring)
-        if event.pair and ring != event.pair:
-            return ValueError("these ranks are those of other members now")
-        rank, size = ring.index(self._own.peer), len(ring)
         try:
             blocks_of(event.descriptor, event.buffers, rank, size)
         except ValueError as error:

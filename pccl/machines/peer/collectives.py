@@ -26,11 +26,11 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX
 from pccl.protocol.operation import Phase, is_kept_for_late, of_ranks
-from pccl.protocol.pairs import members_of
 from pccl.protocol.types import (
     QUORUM_MIN,
     AbortCause,
     Collective,
+    Descriptor,
     OperationId,
     PeerId,
     Roster,
@@ -85,7 +85,7 @@ class Collectives:
         newest = self._membership.newest
         assert newest is not None
         if self._operations.is_tag_in_use(event.tag):
-            self._out.raise_(event.call, words.tag_in_use(event.tag))
+            self._out.raise_(event.call, words.tag_in_use(event.tag, event.among))
             return
         if len(self._operations) >= OPERATIONS_OPEN_MAX:
             self._out.raise_(event.call, words.too_many_open())
@@ -96,18 +96,18 @@ class Collectives:
         elif seen.view not in newest.open_views:
             self._out.raise_(event.call, words.lost_before(seen, newest))
             self._membership.show(event.call, newest.version, detached=event.detached)
-        elif len(seen.members) < 2:
+        elif len(event.members_of(seen)) < 2:
             self._call_alone(event, seen)
         elif missed is not None:
             self._membership.show(event.call, missed.roster_version, detached=event.detached)
-            asked = event.descriptor.settled(seen.algorithms, near=seen.is_near)
-            self._out.raise_(event.call, words.aborted(missed, asked))
+            asked = _settled(event, seen)
+            self._out.raise_(event.call, words.aborted(missed, asked, among=event.among))
         else:
             self._open(self._made(event, seen))
 
     def _call_late(self, event: ev.ReduceCall, seen: Roster, outcome: msg.OperationEnded) -> None:
         """Answer a call for an operation that the members have committed without this peer."""
-        asked = event.descriptor.settled(seen.algorithms, near=seen.is_near)
+        asked = _settled(event, seen)
         self._fetch(LateCall(event.call, asked, event.detached, outcome))
         self._out.send(msg.BlockedReply(0, False))  # it makes calls again
 
@@ -160,7 +160,7 @@ class Collectives:
         Without a quorum it cannot be committed without this peer, so no call waits for its outcome.
         If the members have committed it already, this peer lacks the result.
         """
-        is_open = self._membership.is_open(seen.view) and len(seen.members) > 1
+        is_open = self._membership.is_open(seen.view) and len(event.members_of(seen)) > 1
         if not is_open or self._operations.is_tag_in_use(event.tag):
             return
         missed = self._operations.take_missed(seen.view, event.tag)
@@ -169,7 +169,7 @@ class Collectives:
             self._operations.open(unasked)
             in_doubt = event.descriptor.quorum is not None
             self._operations.leave(unasked, reason, in_doubt=in_doubt)
-            self._out.send(msg.Withdraw(unasked.id, reason))
+            self._out.send(unasked.withdrawal(reason))
         elif missed.abort is None:
             self._refusals.require_resync(missed.operation)
 
@@ -182,10 +182,10 @@ class Collectives:
         self._operations.leave(operation, None if done else reason, in_doubt=in_doubt)
         if done:
             self._out.add(ev.Detach(operation.id))
-            self._out.raise_(call, words.left_done_operation(reason, operation.id))
+            self._out.raise_(call, words.left_done_operation(reason, operation.id, operation.among))
             return
         self._out.add(ev.End(operation.id, committed=False))
-        self._out.send(msg.Withdraw(operation.id, reason))
+        self._out.send(operation.withdrawal(reason))
         left: errors.PCCLError
         if in_doubt:
             why = words.BY_QUORUM if may_go_on else words.BY_STANDBY
@@ -206,17 +206,17 @@ class Collectives:
 
     def _call_alone(self, event: ev.ReduceCall, seen: Roster) -> None:
         if event.descriptor.collective not in (Collective.BROADCAST, Collective.BARRIER):
-            self._out.raise_(event.call, words.alone_in_the_group())
+            is_part = event.among is not None and len(seen.members) > 1
+            self._out.raise_(event.call, words.alone(of_subgroup=is_part))
         else:  # no other member takes part
             operation = self._operations.next_id(seen, self._own.group, event.tag)
             self._out.return_(event.call, ev.ReduceResult(operation, (self._own.peer,)))
 
     def _made(self, event: ev.ReduceCall, seen: Roster) -> OpenOperation:
         operation = self._operations.next_id(seen, self._own.group, event.tag)
-        what, call = event.descriptor.settled(seen.algorithms, near=seen.is_near), event.call
-        ring = members_of(event.tag, seen.ring)
+        what, call, ring = _settled(event, seen), event.call, event.members_of(seen)
         made = OpenOperation(operation, what, ring, call, event.detached)
-        made.weight, made.norm = event.weight, event.norm
+        made.weight, made.norm, made.among = event.weight, event.norm, event.among
         if event.buffers is not None and what.is_exchange:
             made.blocks = blocks_of(what, event.buffers, ring.index(self._own.peer), len(ring))
         return made
@@ -264,7 +264,7 @@ class Collectives:
         if operation.participants == ranks:
             self._out.send(operation.request())
         elif operation.phase is not Phase.REQUESTED:
-            self._out.send(msg.Withdraw(operation.id, words.STARTED_TWICE))
+            self._out.send(operation.withdrawal(words.STARTED_TWICE))
         elif self._own.peer in ring:  # otherwise it waits for the outcome
             operation.narrow(ranks, ring)
             self._post(operation)
@@ -290,7 +290,7 @@ class Collectives:
         """
         known = operation.weights, operation.flagged
         if _fits(message, operation) and (message.weights, message.flagged) != known:
-            self._out.send(msg.Withdraw(operation.id, words.STARTED_TWICE))
+            self._out.send(operation.withdrawal(words.STARTED_TWICE))
 
     def _start(self, operation: OpenOperation) -> None:
         self._operations.enter(operation, Phase.STARTED)
@@ -333,7 +333,7 @@ class Collectives:
         operation = self._operations.get(operation_id)
         if operation is not None and operation.call is not None:
             operation.given_up = words.not_finite(peer)
-            self._out.send(msg.Withdraw(operation_id, operation.given_up))
+            self._out.send(operation.withdrawal(operation.given_up))
 
     def ended(self, message: msg.OperationEnded) -> bool:
         """Process an outcome; return whether deferred calls may have waited for it."""
@@ -393,7 +393,8 @@ class Collectives:
         ended, contributors = message.operation, message.contributors
         if message.abort is not None:
             asked = operation.offer or operation.descriptor
-            self._out.raise_(call, words.aborted(message, asked, operation.attempt))
+            error = words.aborted(message, asked, operation.attempt, operation.among)
+            self._out.raise_(call, error)
         elif operation.elected is not None:
             if not operation.only_looks:
                 self._refusals.synchronized()
@@ -405,6 +406,16 @@ class Collectives:
                 ended, contributors, attempts, carrier, operation.weights, operation.flagged
             )
             self._out.return_(call, reduced)
+
+
+def _settled(event: ev.ReduceCall, seen: Roster) -> Descriptor:
+    """Return the descriptor with what the view determines for the members of the call."""
+    is_near = seen.is_near
+    if event.among is not None:
+        peers = frozenset(event.among.peers)
+        machines = {member.machine for member in seen.members if member.peer in peers}
+        is_near = len(machines) == 1 and 0 not in machines
+    return event.descriptor.settled(seen.algorithms, near=is_near)
 
 
 def _fits(started: msg.OperationStarted, operation: OpenOperation) -> bool:

@@ -38,7 +38,10 @@ from pccl.protocol.limits import (
 )
 from pccl.protocol.messages import OperationRequest
 from pccl.protocol.operation import Eager
+from pccl.protocol.tags import is_of_subset
 from pccl.protocol.types import Descriptor, OperationId, PeerId
+
+_ALL = -1
 
 
 def fingerprint(descriptor: Descriptor, ring: tuple[PeerId, ...]) -> int:
@@ -79,8 +82,9 @@ class EagerBudget:
         """View -> tag -> number of an operation -> its cost in bytes."""
         self._closed: dict[int, int] = {}
         """Closed view with costs -> the newest view when this peer learned of the closing."""
-        self._entered: dict[int, None] = {}
-        """Views in which all members have asked for an operation."""
+        self._entered: dict[tuple[int, int], None] = {}
+        """(view, tag of a subset) if all its members have asked for one of its operations in the
+        view; (view, _ALL) if all members of the view have asked for one."""
 
     @property
     def free_bytes(self) -> int:
@@ -97,7 +101,8 @@ class EagerBudget:
         nbytes = what.count * what.dtype.itemsize
         if not (self._tensor_bytes_max and what.may_begin_early(world_size)):
             return Eager.NOTHING
-        if operation.view not in self._entered:
+        view, tag = operation.view, operation.tag
+        if not ((view, _ALL) in self._entered or (view, tag) in self._entered):
             return Eager.NOTHING
         cost = HEADER_BYTES  # of one query after a lost lane
         if nbytes <= self._tensor_bytes_max:
@@ -117,8 +122,9 @@ class EagerBudget:
         return eager
 
     def all_asked(self, operation: OperationId) -> None:
-        """Record that all members of its view have asked for ``operation``, and get costs back."""
-        self._entered[operation.view] = None
+        """Record that all its members have asked for ``operation``, and get costs back."""
+        of_all = not is_of_subset(operation.tag)
+        self._entered[operation.view, _ALL if of_all else operation.tag] = None
         of_view = self._debts.get(operation.view, {})
         alike = of_view.get(operation.tag, {})
         for n in list(alike):
@@ -127,13 +133,13 @@ class EagerBudget:
         if not alike:
             of_view.pop(operation.tag, None)
         for view, by in list(self._closed.items()):
-            if operation.view >= by:
+            if operation.view >= by and of_all:
                 del self._closed[view]
                 self._free += sum(sum(costs.values()) for costs in self._debts.pop(view).values())
 
     def close_views(self, open_views: tuple[int, ...], newest: int) -> None:
         """Record the open views; every member that enters ``newest`` knows which views closed."""
-        self._entered = {view: None for view in self._entered if view in open_views}
+        self._entered = {known: None for known in self._entered if known[0] in open_views}
         for view in self._debts:
             if view not in open_views:
                 self._closed.setdefault(view, newest)

@@ -13,11 +13,11 @@ from pccl.machines.results import ReduceResult as ReduceResult
 from pccl.machines.results import SyncResult as SyncResult
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
-from pccl.protocol.operation import BlockLengths, Eager
+from pccl.protocol.operation import BlockLengths, Eager, Subset
 from pccl.protocol.run_messages import EvidenceKind
 from pccl.protocol.shared_state import Difference, Elected, Offer
 from pccl.protocol.status_report import Figures
-from pccl.protocol.types import NOBODY, Descriptor, Hosts, Member, OperationId, PeerId
+from pccl.protocol.types import NOBODY, Descriptor, Hosts, Member, OperationId, PeerId, Roster
 from pccl.protocol.types import Quorum as Quorum
 from pccl.protocol.types import RoundKind as RoundKind
 
@@ -63,6 +63,7 @@ class ReduceCall:
 
     call: int
     tag: int
+    """The tag of the operation."""
     descriptor: Descriptor
     detached: bool = False
     """Whether no caller waits for the outcome; the peer keeps it until ``Claim``."""
@@ -76,12 +77,14 @@ class ReduceCall:
     """The caller's buffers, if their lengths depend on the group."""
     fits: bool = False
     """Whether they fit the group that the caller saw."""
-    partner: int | None = None
-    """Rank of the other member that sends or receives; None: this is no such call."""
-    pair: tuple[PeerId, ...] = ()
-    """The two members, once their ranks are known."""
     ring: tuple[PeerId, ...] = ()
-    """The only members that the caller wants to make the call with, in ring order; empty: any."""
+    """The only group with which the caller wants to make the call, in ring order; empty: any."""
+    among: Subset | None = None
+    """The members that make the call, and the caller's tag; None: the whole group."""
+
+    def members_of(self, seen: Roster) -> tuple[PeerId, ...]:
+        """Return the members that make the call in a group, in the order of their ranks."""
+        return seen.ring if self.among is None else self.among.peers
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,7 @@ from pccl.machines.repair import Gap, find_gaps
 from pccl.protocol import messages as msg
 from pccl.protocol.guards.contributions import FlaggedContribution
 from pccl.protocol.limits import MISSED_KEPT_MAX
-from pccl.protocol.operation import TRANSITIONS, BlockLengths, Eager, Phase
-from pccl.protocol.pairs import tag_text
+from pccl.protocol.operation import TRANSITIONS, BlockLengths, Eager, Phase, Subset, name_tag
 from pccl.protocol.shared_state import Elected, Offer, SyncPurpose
 from pccl.protocol.types import (
     SYNC_TAG,
@@ -110,6 +109,8 @@ class OpenOperation:
     """The offer that goes to the other members."""
     elected: Elected | None = None
     """The elected state, once a synchronization has started."""
+    among: Subset | None = None
+    """The members that take part; None: all members of the view."""
 
     def request(self) -> msg.OperationRequest | msg.SyncRequest:
         """Return the request for the master."""
@@ -123,7 +124,12 @@ class OpenOperation:
             norm=self.norm,
             participants=self.participants,
             blocks=self.blocks,
+            among=self.among,
         )
+
+    def withdrawal(self, reason: str) -> msg.Withdraw:
+        """Return the message that withdraws the operation."""
+        return msg.Withdraw(self.id, reason, self.among)
 
     def narrow(self, participants: bytes, ring: tuple[PeerId, ...]) -> None:
         """Continue with some members of the view only.
@@ -141,7 +147,7 @@ class OpenOperation:
         return OpenOperation(
             again, self.descriptor, self.view_ring or self.ring, self.call, self.detached,
             self.forgotten, attempt=attempt, weight=self.weight, norm=self.norm,
-            blocks=self.blocks,
+            blocks=self.blocks, among=self.among,
         )  # fmt: skip
 
     @property
@@ -368,7 +374,7 @@ class OpenOperations:
         for operation in (known, *map(self.get, message.alike)):
             if operation is not None and operation.phase is Phase.REQUESTED:
                 operation.waits_for = message.whom
-        what = f"tag {tag_text(known.id.tag)} ({known.descriptor})"
+        what = f"tag {name_tag(known.id.tag, known.among)} ({known.descriptor})"
         if known.offer is not None:
             what = known.offer.purpose.call_name
         count = message.alike_count
@@ -413,13 +419,13 @@ class OpenOperations:
         """Yield the messages that a reconnect must repeat to the master."""
         for known in self:
             if known.withdrawn is not None:
-                yield msg.Withdraw(known.id, known.withdrawn)
+                yield known.withdrawal(known.withdrawn)
                 continue
             yield known.request()
             if known.phase is Phase.DONE:
                 yield msg.OperationDone(known.id, known.digest)
             elif known.given_up is not None:
-                yield msg.Withdraw(known.id, known.given_up)
+                yield known.withdrawal(known.given_up)
 
     @property
     def all_wait_for_requests(self) -> bool:

@@ -33,6 +33,7 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
 from pccl.protocol.operation import Eager, Phase
+from pccl.protocol.tags import shown_tag
 from pccl.protocol.types import NS_PER_S, Member, PeerId
 from pccl.telemetry import events as tell
 from pccl.telemetry.names import Names
@@ -148,7 +149,7 @@ class PeerReporter:
         for one in result.flagged:
             peer = result.contributors[one.rank]
             told = tell.ContributionFlagged(
-                tag=result.operation.tag,
+                tag=shown_tag(result.operation.tag),
                 peer_id=peer,
                 name=self._names.of(peer),
                 norm=one.norm,

@@ -9,12 +9,12 @@ from pccl.machines.peer import events as ev
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX
-from pccl.protocol.operation import name_peers
-from pccl.protocol.pairs import tag_text
+from pccl.protocol.operation import Subset, name_peers, name_tag
 from pccl.protocol.shared_state import Offer
 from pccl.protocol.types import (
     SYNC_TAG,
     AbortCause,
+    Collective,
     Descriptor,
     OperationId,
     PeerId,
@@ -39,7 +39,8 @@ LATE_SYNC = "this peer lacks results, and the members wait for other calls"
 def call_name(event: ev.CallEvent) -> tuple[str, int | None]:
     """Return the name of a call in the API, and the tag of a collective."""
     match event:
-        case ev.ReduceCall(tag=tag, descriptor=what, detached=detached):
+        case ev.ReduceCall(tag=tag, descriptor=what, detached=detached, among=among):
+            tag = tag if among is None else among.tag
             return what.collective.name.lower() + ("_async" if detached else ""), tag
         case ev.RoundCall(kind=kind):
             return kind.call_name, None
@@ -98,11 +99,11 @@ def same_call_twice(call_name: str) -> errors.PendingOperations:
     return errors.PendingOperations(reason=f"another thread is in {call_name} already; wait for it")
 
 
-def tag_in_use(tag: int) -> errors.PCCLError:
+def tag_in_use(tag: int, among: Subset | None) -> errors.PCCLError:
     """Return the error of a second collective under a tag in flight."""
     reason = (
-        f"tag {tag_text(tag)} is in use by a collective that is still open; wait for it, or use "
-        "another"
+        f"tag {name_tag(tag, among)} is in use by a collective that is still open; wait for it, or "
+        "use another"
     )
     return errors.PCCLError(errors.Result.INVALID_ARGUMENT, reason=reason)
 
@@ -131,17 +132,15 @@ def group_changed(size: int) -> errors.CollectiveAborted:
     return errors.CollectiveAborted(reason=reason)
 
 
-def no_such_partner(rank: int, own: int, size: int) -> ValueError:
-    """Return the error of a send or receive with a rank that is not another member's."""
-    return ValueError(
-        f"the rank must be that of another member, from 0 to {size - 1} and not {own}, but it is "
-        f"{rank}"
-    )
-
-
 def member_lost_between() -> errors.CollectiveAborted:
     """Return the error of a call that another one prepared, among other members."""
     reason = "a member was lost between the two steps of this call; call again"
+    return errors.CollectiveAborted(reason=reason)
+
+
+def subset_lost(gone: list[PeerId]) -> errors.CollectiveAborted:
+    """Return the error of a call with members of a subgroup, or with a rank, that are lost."""
+    reason = f"the run lost {name_peers(gone)}; make a new subgroup, or read the ranks again"
     return errors.CollectiveAborted(reason=reason)
 
 
@@ -151,8 +150,10 @@ def too_many_open() -> errors.PCCLError:
     return errors.PCCLError(errors.Result.INVALID_USAGE, reason=reason)
 
 
-def alone_in_the_group() -> errors.TooFewPeers:
-    """Return the error of a reduce without other members in the group."""
+def alone(*, of_subgroup: bool = False) -> errors.TooFewPeers:
+    """Return the error of a reduce without other members in the group, or in a subgroup."""
+    if of_subgroup:
+        return errors.TooFewPeers(reason="this peer is alone in its subgroup; make a larger one")
     reason = "this peer is alone in its group; call update_topology() to wait for peers"
     return errors.TooFewPeers(reason=reason)
 
@@ -205,11 +206,13 @@ def left_operation_in_doubt(why: str, waits_for: str, doubt: str) -> errors.Outc
     return errors.OutcomeUnknown(reason=reason)
 
 
-def left_done_operation(why: str, operation: OperationId) -> errors.OutcomeUnknown:
+def left_done_operation(
+    why: str, operation: OperationId, among: Subset | None
+) -> errors.OutcomeUnknown:
     """Return the error of a caller that left an operation done here, which may be committed."""
     reason = (
-        f"{why} after {_what(operation)} was complete here; the input is intact. The other members "
-        "may still commit it, and the next joint call reports that"
+        f"{why} after {_what(operation, among)} was complete here; the input is intact. The other "
+        "members may still commit it, and the next joint call reports that"
     )
     return errors.OutcomeUnknown(reason=reason)
 
@@ -223,9 +226,9 @@ def left_late(why: str, operation: OperationId) -> errors.OutcomeUnknown:
     return errors.OutcomeUnknown(reason=reason)
 
 
-def _what(operation: OperationId) -> str:
+def _what(operation: OperationId, among: Subset | None = None) -> str:
     """Return the name by which callers know an operation."""
-    return "shared state" if operation.tag == SYNC_TAG else f"tag {tag_text(operation.tag)}"
+    return "shared state" if operation.tag == SYNC_TAG else f"tag {name_tag(operation.tag, among)}"
 
 
 def left_join(why: str, waits_for: str = "") -> errors.DeadlineExceeded:
@@ -254,7 +257,10 @@ def not_finite(peer: PeerId) -> str:
 
 
 def aborted(
-    message: msg.OperationEnded, asked: Descriptor | Offer, attempt: int = 0
+    message: msg.OperationEnded,
+    asked: Descriptor | Offer,
+    attempt: int = 0,
+    among: Subset | None = None,
 ) -> errors.PCCLError:
     """Return the error for the caller of an aborted operation.
 
@@ -262,8 +268,10 @@ def aborted(
         message: the outcome.
         asked: what this peer requests in the operation. The master may have decided before.
         attempt: how often the operation was tried before.
+        among: the members that take part; None: all members of the view.
     """
-    what = _what(message.operation)
+    what = _what(message.operation, among)
+    is_send = isinstance(asked, Descriptor) and asked.collective is Collective.SEND_RECV
     match message.abort:
         case AbortCause.DESCRIPTOR_MISMATCH:
             reason = f"{message.reason}; this peer asked for {asked}; make the calls agree"
@@ -285,6 +293,9 @@ def aborted(
         case AbortCause.WITHDRAWN if _NOT_FINITE in message.reason:
             reason = f"{what}: {message.reason}; inputs are intact"  # a retry would end likewise
             return errors.CollectiveAborted(errors.Result.INTERNAL_ERROR, reason=reason)
+        case AbortCause.MEMBER_LOST if among is not None and not is_send:
+            reason = f"{what}: {message.reason}; inputs are intact, make a new subgroup"
+            return errors.CollectiveAborted(reason=reason)
         case _:
             reason = f"{what}: {message.reason}; inputs are intact, call again"
             return errors.CollectiveAborted(reason=reason)

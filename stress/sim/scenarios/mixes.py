@@ -99,7 +99,10 @@ MIXES: dict[str, Mix] = {
     "exchange": Mix(
         draw_with_exchanges,
         _OF_CALLS,
-        done=tuple(one.label for one in sorted(EXCHANGES | REDUCTIONS_OF_PARTS)),
+        done=(
+            *(one.label for one in sorted(EXCHANGES | REDUCTIONS_OF_PARTS)),
+            "calls of subsets",
+        ),
         seeds_min=500,
     ),
     "corruption": Mix(

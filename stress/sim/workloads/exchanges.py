@@ -1,10 +1,10 @@
-"""Exchanges and reductions of parts: how a simulated process makes and checks them.
+"""Exchanges and reductions of parts, also of subsets: how a process makes and checks them.
 
 The lengths of blocks depend on seed, view, giver and taker only, so members agree on them without a
 word. The expected blocks are slices of the inputs that the givers posted.
 
-Who sends to whom depends on the seed only: members may be in different views when they begin. A
-member sends to, or receives from, a peer that took part in its last exchange of all.
+Which members make a call of a subset depends on the seed and on the last exchange of all members:
+members may be in different views when they begin.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ import numpy.typing as npt
 from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import PCCLError, TooFewPeers
-from pccl.protocol.types import REDUCTIONS_OF_PARTS, Collective, Descriptor, PeerId, ReduceOp
+from pccl.protocol.operation import Subset
+from pccl.protocol.types import (
+    EXCHANGES,
+    REDUCTIONS_OF_PARTS,
+    Collective,
+    Descriptor,
+    PeerId,
+    ReduceOp,
+)
 from pccl.runtime.collective.block_operand import borrow_blocks
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.requests import ReduceRequest
@@ -35,6 +43,8 @@ from pccl.stress.sim.workloads.inputs import draw_input
 Array = npt.NDArray[Any]
 
 _TAG = 1 << 33
+_SEND = Collective.SEND_RECV
+_IN_SUBSETS = "calls of subsets"
 
 
 class ExchangeWork:
@@ -52,6 +62,8 @@ class ExchangeWork:
         self._process, self._calls, self._rng = process, calls, rng
         self._pairs = Random(f"{self._scenario.seed}/pairs").randint(1, 7)
         """The exclusive or of both peer ids of a pair."""
+        self._subsets = Random(f"{self._scenario.seed}/subsets").choice((1, 2, 2, 3))
+        """How many subsets the members form: those of equal remainders of their ids."""
         self._ring: tuple[PeerId, ...] = ()
         """Who took part in the last exchange of all members in this iteration."""
 
@@ -60,30 +72,35 @@ class ExchangeWork:
         self._ring, kinds = (), self._scenario.exchanges
         if kinds[:1] == (Collective.SEND_RECV,):
             kinds = Collective.ALL_GATHER, *kinds
-        for kind in kinds:
-            await self._calls.repeat(partial(self._attempt, kind, iteration), kind.label)
+        of_subsets = _of_subsets(self._scenario.seed) if kinds else ()
+        for kind, of_all in (*((kind, kind is not _SEND) for kind in kinds), *of_subsets):
+            attempt = partial(self._attempt, kind, iteration, of_all=of_all)
+            await self._calls.repeat(attempt, kind.label)
 
-    async def _attempt(self, kind: Collective, iteration: int) -> None:
+    async def _attempt(self, kind: Collective, iteration: int, *, of_all: bool) -> None:
         roster = self._process.engine.roster
         assert roster is not None
-        me = self._process.peer
-        pair: tuple[PeerId, ...] = ()
-        if kind is Collective.SEND_RECV:
-            pair = tuple(p for p in roster.ring if p in self._ring and p in (me, me ^ self._pairs))
-            if len(pair) < 2:
+        me, ring = self._process.peer, roster.ring
+        if not of_all:
+            ring = self._members_with(me, ring, of_pair=kind is _SEND)
+            if len(ring) < 2:
                 return
-        made = _Made(kind, self._scenario.seed, roster.view, roster.ring, me, pair)
+        made = _Made(kind, self._scenario.seed, roster.view, ring, me, of_all=of_all)
         slot = Slot(_TAG + kind, made.given, made.data_type, made.op)
         original = draw_input(slot, self._scenario.seed, self._process.peer, iteration)
         send, recv = original.copy(), np.zeros(made.taken, original.dtype)
         if kind is Collective.ALL_GATHER and self._rng.random() < 0.5:
             recv[made.own_block] = send
             send = recv[made.own_block]
-        if kind is Collective.REDUCE:
+        if kind in (Collective.REDUCE, Collective.ALL_REDUCE):
             operand, buffers = borrow(send, recv), None
         else:
             operand, buffers = borrow_blocks(*made.cut(send, recv))
-        asks = ReduceCall(0, slot.tag, made.descriptor, buffers=buffers, partner=made.partner)
+        tag, among = slot.tag, None
+        if not of_all:
+            among = Subset(made.ring, tag, int(kind is _SEND))
+            tag = among.operation_tag
+        asks = ReduceCall(0, tag, made.descriptor, buffers=buffers, among=among)
         request = ReduceRequest(operand, asks, timeout_s=self._calls.budget_s())
         who, engine = self._process.name, self._process.engine
         try:
@@ -103,9 +120,29 @@ class ExchangeWork:
         operation = InRun(self._process.run, result.operation)
         inputs = [self._checkers.input_of(operation, peer) for peer in made.ring]
         made.check(who, inputs, recv)
-        self._ring = self._ring if pair else made.ring
-        self._checkers.done[kind.label] += 1
+        if of_all:
+            self._ring = made.ring
+        self._checkers.done[kind.label if of_all or kind is _SEND else _IN_SUBSETS] += 1
         self._checkers.returned(who, f"the result of {result.operation}", recv)
+
+    def _members_with(
+        self, me: PeerId, present: tuple[PeerId, ...], *, of_pair: bool
+    ) -> tuple[PeerId, ...]:
+        """Return the present members of this peer's pair or subset, in the order of ranks."""
+        if of_pair:
+            chosen = [peer for peer in sorted(self._ring) if peer in (me, me ^ self._pairs)]
+        else:
+            chosen = [p for p in sorted(self._ring) if (p - me) % self._subsets == 0]
+        chosen = [peer for peer in chosen if peer in present]
+        Random(f"{self._scenario.seed}/{chosen}").shuffle(chosen)
+        return tuple(chosen)
+
+
+def _of_subsets(seed: int) -> list[tuple[Collective, bool]]:
+    """Draw the calls that subsets make in each iteration."""
+    rng = Random(f"{seed}/of subsets")
+    kinds = rng.sample(sorted((EXCHANGES | REDUCTIONS_OF_PARTS) - {_SEND}), rng.randint(0, 1))
+    return [(kind, False) for kind in (Collective.ALL_REDUCE, *kinds)]
 
 
 class _Made:
@@ -118,30 +155,35 @@ class _Made:
         view: int,
         ring: tuple[PeerId, ...],
         peer: PeerId,
-        pair: tuple[PeerId, ...],
+        *,
+        of_all: bool,
     ) -> None:
-        rng = Random(f"{seed}/{view}/{kind}/{pair}/exchange")
+        rng = Random(f"{seed}/{view}/{kind}/{() if of_all else ring}/exchange")
         self.data_type = rng.choice(tuple(DataType))
         self.op = rng.choice(tuple(ReduceOp))
-        self.ring = pair or ring
+        self.ring = ring
         """The members that take part."""
-        self._kind, self._rank = kind, self.ring.index(peer)
-        self._root = rng.randrange(len(self.ring))
-        self.partner = ring.index(pair[1 - self._rank]) if pair else None
-        """Rank of the other one of a pair."""
-        count = rng.choice((1, len(ring), 37, 500)) if kind in REDUCTIONS_OF_PARTS else 0
+        self._kind, self._rank = kind, ring.index(peer)
+        self._root = 0 if kind is _SEND else rng.randrange(len(ring))
+        counts = kind in (*REDUCTIONS_OF_PARTS, Collective.ALL_REDUCE)
+        count = rng.choice((1, len(ring), 37, 500)) if counts else 0
         self._is_equal, self._longest = rng.random() < 0.5, rng.choice((1, 9, 200, 4000))
         self._lengths = self._draw_lengths(rng, count)
         """By giver and taker."""
         self.descriptor = Descriptor.direct(
             kind, self.data_type, root=self._root, count=count, op=self.op
         )
+        if kind is Collective.ALL_REDUCE:
+            self._root = self._rank  # each one gets the result
+            self.descriptor = Descriptor(self.data_type, self.op, count)
 
     def _draw_lengths(self, rng: Random, count: int) -> list[list[int]]:
         size, kind = len(self.ring), self._kind
         each = rng.randint(1, self._longest)
         if kind is Collective.REDUCE_SCATTER:
             return [[count // size + (rank < count % size) for rank in range(size)]] * size
+        if kind is Collective.ALL_REDUCE:
+            return [[count] * size] * size
         if kind is Collective.REDUCE:
             return [[count if rank == self._root else 0 for rank in range(size)]] * size
         lengths: list[list[int]] = []
@@ -161,7 +203,7 @@ class _Made:
     @property
     def given(self) -> int:
         """Number of elements of the own input."""
-        if self._kind is Collective.REDUCE:
+        if self._kind in (Collective.REDUCE, Collective.ALL_REDUCE):
             return self._lengths[self._rank][self._root]
         row = self._lengths[self._rank]
         return row[0] if self._kind is Collective.ALL_GATHER else sum(row)
@@ -169,7 +211,7 @@ class _Made:
     @property
     def taken(self) -> int:
         """Number of elements of the own result."""
-        if self._kind is Collective.REDUCE:
+        if self._kind in (Collective.REDUCE, Collective.ALL_REDUCE):
             return self.given  # without effect, except on the root
         if self._kind is Collective.REDUCE_SCATTER:
             return self._lengths[0][self._rank]
@@ -206,7 +248,7 @@ class _Made:
 
     def check(self, who: str, inputs: list[Array], recv: Array) -> None:
         """Check the own result, from the inputs of all members in the order of ranks."""
-        if self._kind is Collective.REDUCE:
+        if self._kind in (Collective.REDUCE, Collective.ALL_REDUCE):
             if self._rank == self._root and implausible(recv, inputs, self.op):
                 raise Violation(f"{who}: wrong result of {self.descriptor}")
             return

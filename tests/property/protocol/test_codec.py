@@ -267,6 +267,7 @@ def _fill_samples() -> None:
             3.5,
             b"\x05",
             [[1, 0, 3], [1, 2, 0]],
+            [[3, 1], 5, 1],
         ],
         msg.SyncRequest: [
             13,
@@ -280,7 +281,7 @@ def _fill_samples() -> None:
         msg.SyncStarted: [80, op, elected],
         msg.CompareStates: [81, op, 3],
         msg.OperationDone: [7, op, b"d"],
-        msg.Withdraw: [8, op, "why"],
+        msg.Withdraw: [8, op, "why", [[2, 1], 5, 0]],
         msg.OutcomeQuery: [9, op],
         msg.LinkReport: [10, 1, False, "down", None, 0],
         msg.LinksMeasured: [22, [[1, [250000, 1 << 30]], [2, [0, 0]]]],
@@ -359,10 +360,11 @@ def asked(
     guard: object = None,
     quorum: object = None,
     blocks: object = None,
+    among: object = None,
 ) -> tuple[int, bytes]:
     """A request of an operation."""
     descriptor = [*descriptor[:-1], guard, descriptor[-1], quorum]
-    return pack(6, [1, 2, 3, 4, 5], descriptor, 0, weight, norm, b"", blocks)
+    return pack(6, [1, 2, 3, 4, 5], descriptor, 0, weight, norm, b"", blocks, among)
 
 
 @pytest.mark.parametrize(
@@ -409,6 +411,9 @@ def asked(
         (asked(GUARDED, 1.0, blocks=[[1]]), "BlockLengths has 2 fields, not 1"),
         (asked(GUARDED, 1.0, blocks=[[1, 1 << 63], []]), r"0 to 9223372036854775807"),
         (asked(GUARDED, 1.0, blocks=[[0] * 1025, []]), "1024"),
+        (asked(GUARDED, 1.0, among=[[1, 2], 5]), "Subset has 3 fields, not 2"),
+        (asked(GUARDED, 1.0, among=[[1, 2], 1 << 63, 0]), r"0 to 9223372036854775807"),
+        (asked(GUARDED, 1.0, among=[[1] * 2801, 5, 0]), "list has 2801 items, over 2800"),
         (pack(91, [1, 2, 3, 4, 5], b"x" * 351), "byte string has 351 bytes, over 350"),
         (pack(71, [1, 2, 3, 4, 5], [1.0, math.inf], []), "inf is not a float"),
         (pack(71, [1, 2, 3, 4, 5], 1.0, []), "not a list"),

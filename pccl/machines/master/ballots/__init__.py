@@ -3,6 +3,7 @@
 * ``ballot``: the vote over one operation.
 * ``collective_ballot``: the vote over a collective, also after a member is lost.
 * ``claimed_blocks``: what the members of an exchange say about the lengths of their blocks.
+* ``flows``: how far the data of an operation has come between its members.
 * ``arrivals``: when members make their calls, and how long a quorum waits for late ones.
 * ``sync_ballot``: the vote over a synchronization of the shared state.
 * ``open_ballots``: all undecided operations, and which peer may request which.

@@ -22,7 +22,7 @@ from pccl.protocol.guards.contributions import FlaggedContribution
 from pccl.protocol.guards.texts import shortened
 from pccl.protocol.limits import REASON_BYTES_MAX, Timing
 from pccl.protocol.messages import MasterMessage, Progress
-from pccl.protocol.operation import Phase, name_peers
+from pccl.protocol.operation import Phase, Subset, name_peers
 from pccl.protocol.shared_state import Difference
 from pccl.protocol.types import (
     QUOTES_MEMBERS,
@@ -106,7 +106,7 @@ class Ballot(ABC):
 
     Args:
         operation: its id.
-        members: all members of its view, in ring order.
+        members: all its members, in the order of their ranks.
         opener: the member that sent the first message about it.
         now_ns: current time.
         inherited: whether an earlier master may have started it.
@@ -125,7 +125,9 @@ class Ballot(ABC):
         self.opener = opener
         """The member that sent the first message about the operation."""
         self.members = members
-        """All members of the view in ring order, lost members included."""
+        """All its members in the order of their ranks, lost members included."""
+        self.among: Subset | None = None
+        """Set if these are only some members of the view."""
         self.phase = Phase.REQUESTED
         self.opened_ns = now_ns
         """When the first message about the operation arrived."""
@@ -169,6 +171,11 @@ class Ballot(ABC):
     @abstractmethod
     def outlives_view(self) -> bool:
         """Whether the operation continues after a loss, although its view is closed."""
+
+    @property
+    def ends_with_view(self) -> bool:
+        """Whether the operation ends if its view is closed by the loss of another member."""
+        return self.among is not None and not self.outlives_view
 
     @property
     def quorum(self) -> Quorum | None:

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from pccl.machines.master.ballots.ballot import Abort, Ballot, Decision, Stall, Start
 from pccl.machines.master.ballots.claimed_blocks import ClaimedBlocks
+from pccl.machines.master.ballots.flows import flows_of
 from pccl.machines.master.ballots.norms import NormHistory, judge
 from pccl.machines.master.lockstep import Wait
 from pccl.machines.repair import RingRepair, Tell
@@ -28,12 +29,13 @@ from pccl.protocol.operation import (
     BlockLengths,
     Eager,
     Phase,
+    Subset,
     is_kept_for_late,
     name_peers,
+    name_tag,
     of_ranks,
     to_ranks,
 )
-from pccl.protocol.pairs import pair_of, tag_text
 from pccl.protocol.types import (
     QUORUM_MIN,
     AbortCause,
@@ -50,7 +52,8 @@ from pccl.topology.ring_order import Pair, broken_neighbours
 class CollectiveBallot(Ballot):
     """What the master knows about one undecided collective.
 
-    Args: see ``Ballot``; and the norms of earlier rounds, for the guard of a weighted average.
+    Args: see ``Ballot``; the norms of earlier rounds, for the guard of a weighted average; and
+    ``among``, if the operation has only some members of the view.
     """
 
     def __init__(
@@ -60,10 +63,12 @@ class CollectiveBallot(Ballot):
         opener: PeerId,
         now_ns: int,
         history: NormHistory | None = None,
+        among: Subset | None = None,
         *,
         inherited: bool = False,
     ) -> None:
         super().__init__(operation, members, opener, now_ns, inherited=inherited)
+        self.among = among
         self.repair: RingRepair | None = None
         """The repair; None before a member is lost while data moves."""
         self._what = ""
@@ -184,6 +189,9 @@ class CollectiveBallot(Ballot):
         if peer not in self._descriptors:
             if descriptor.root >= len(self.members):
                 raise RemoteProtocolError(reason=f"{self.operation} has no rank {descriptor.root}")
+            is_send = descriptor.collective is Collective.SEND_RECV
+            if (is_send and len(self.members) != 2) or (self.among and descriptor.quorum):
+                raise RemoteProtocolError(reason=f"{self.operation} can't be {descriptor}")
             differ = self._blocks.note(peer, descriptor, blocks)
             decision = self._first_request(peer, descriptor, now_ns, eager, weight, norm)
             if decision is None and differ:
@@ -289,8 +297,12 @@ class CollectiveBallot(Ballot):
         """The call, as its callers know it."""
         if self._descriptors and not self._what:  # the master needs it at every tick
             asked = next(iter(self._descriptors.values()))
-            self._what = f"tag {tag_text(self.operation.tag)} ({asked})"
-        return self._what or f"tag {tag_text(self.operation.tag)}"
+            self._what = f"{self._tag} ({asked})"
+        return self._what or self._tag
+
+    @property
+    def _tag(self) -> str:
+        return f"tag {name_tag(self.operation.tag, self.among)}"
 
     @property
     def count(self) -> int:
@@ -354,10 +366,9 @@ class CollectiveBallot(Ballot):
     @property
     def _only_owner(self) -> PeerId | None:
         """The only member that gets a result, by the requests so far; None: others get one too."""
-        pair = pair_of(self.operation.tag)
-        if pair is not None:
-            return self.members[pair[0] < pair[1]]  # the one that receives
         asked = next(iter(self._descriptors.values()), None)
+        if asked is not None and asked.collective is Collective.SEND_RECV:
+            return self.members[1]
         gives = asked is not None and asked.collective in (Collective.GATHER, Collective.REDUCE)
         return self.members[asked.root] if asked is not None and gives else None
 
@@ -398,14 +409,21 @@ class CollectiveBallot(Ballot):
     @property
     def needs_each_link(self) -> bool:
         """Whether no algorithm can do without a link that members lack."""
-        return any(
+        return self._keeps_ring or any(
             asked.quantization.is_gathered or asked.is_direct
             for asked in self._descriptors.values()
         )
 
     @property
+    def _keeps_ring(self) -> bool:
+        """Whether data follows a ring of some members, whose order the master can't change."""
+        return self.among is not None and self.follows_ring
+
+    @property
     def way_out(self) -> str:
         """What callers can do if a link is down, unless another algorithm would help."""
+        if self._keeps_ring:
+            return "the ring of this subgroup needs that link; name its ranks in another order"
         if any(asked.is_direct for asked in self._descriptors.values()):
             return "this collective needs that link; use all_reduce or broadcast, which do not"
         if self.needs_each_link:
@@ -425,39 +443,15 @@ class CollectiveBallot(Ballot):
         neighbours are not charged for that: the master judges silence separately.
         """
         found: Stall | None = None
-        ready = {upstream: self._ready_at(upstream) for upstream in self.survivors}
-        for upstream, peer, received in self._flows():
+        flows = flows_of(self.survivors, self._progress, follows_ring=self.follows_ring)
+        for upstream, peer, ready, received in flows:
             silent = any(self._reported_ns.get(end, -1) < since_ns for end in (peer, upstream))
             if peer in self._digests or silent:
                 continue
-            seen = Stall(upstream, peer, ready[upstream].get(peer, 0), received)
+            seen = Stall(upstream, peer, ready, received)
             if seen.backlog > (0 if found is None else found.backlog):
                 found = seen
         return found
-
-    def _flows(self) -> Iterator[tuple[PeerId, PeerId, int]]:
-        """Yield (sender, receiver, segments received) as receivers have reported it."""
-        present = set(self.survivors)
-        for rank, peer in enumerate(self.survivors):
-            mine = self._progress.get(peer)
-            if mine is None:
-                continue
-            if self.follows_ring:
-                yield self.survivors[rank - 1], peer, mine.received
-                continue
-            for flow in mine.flows:
-                if flow.peer in present:
-                    yield flow.peer, peer, flow.received
-
-    def _ready_at(self, upstream: PeerId) -> dict[PeerId, int]:
-        """Return how many segments a member could have sent to each receiver."""
-        theirs = self._progress.get(upstream)
-        if theirs is None:
-            return {}
-        if self.follows_ring:
-            rank = self.survivors.index(upstream)
-            return {self.survivors[(rank + 1) % len(self.survivors)]: theirs.ready}
-        return {flow.peer: flow.ready for flow in theirs.flows}
 
     def look(self, timing: Timing, now_ns: int) -> Decision | None:
         """Return None, because a collective has no deadline of its own."""
@@ -486,7 +480,7 @@ class CollectiveBallot(Ballot):
         for peer, descriptor in self._descriptors.items():
             asked.setdefault(descriptor, []).append(peer)
         claims = [f"{name_peers(peers)} asked for {what}" for what, peers in asked.items()]
-        return f"tag {tag_text(self.operation.tag)}: " + "; ".join(claims)
+        return f"{self._tag}: " + "; ".join(claims)
 
 
 def _may_be_eager(descriptor: Descriptor, world_size: int) -> bool:

@@ -21,9 +21,9 @@ from pccl.machines.repair import Tell
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX, TAGS_PER_VIEW_MAX
-from pccl.protocol.operation import Eager, Phase, name_peers
-from pccl.protocol.pairs import members_of, pair_of
+from pccl.protocol.operation import Eager, Phase, Subset, name_peers
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Elected, Expected
+from pccl.protocol.tags import is_of_subset
 from pccl.protocol.types import (
     SYNC_TAG,
     AbortCause,
@@ -31,6 +31,8 @@ from pccl.protocol.types import (
     PeerId,
 )
 from pccl.telemetry.ended import EndedCall
+
+_SUPERSEDED = "the other members went on in a newer view"
 
 
 class OpenBallots:
@@ -85,13 +87,13 @@ class OpenBallots:
         decision: Decision | None = None
         match message:
             case msg.OperationRequest(
-                operation, descriptor, eager, weight, norm, participants, blocks
+                operation, descriptor, eager, weight, norm, participants, blocks, among
             ):
                 peer.blocked = peer.left_out = False
                 peer.pace.called(message, now_ns)
                 if operation.tag == SYNC_TAG:
                     raise RemoteProtocolError(reason=f"tag {SYNC_TAG} is for shared state only")
-                ballot = self._find(peer, operation, opens=True)
+                ballot = self._find(peer, operation, opens=True, among=among)
                 if isinstance(ballot, CollectiveBallot):
                     if eager is not Eager.SEGMENTS:
                         self.repeat_start(peer, ballot)
@@ -121,8 +123,8 @@ class OpenBallots:
                 ballot = self._find(peer, operation, opens=False)
                 if isinstance(ballot, SyncBallot):
                     decision = ballot.compared(peer.id, difference, now_ns)
-            case msg.Withdraw(operation, reason):
-                ballot = self._find(peer, operation, opens=True)
+            case msg.Withdraw(operation, reason, among):
+                ballot = self._find(peer, operation, opens=True, among=among)
                 if ballot is not None:
                     decision = ballot.withdraw(peer.id, reason)
             case msg.Holdings(operation, lost, complete):
@@ -157,7 +159,14 @@ class OpenBallots:
 
     # -- which operation -----------------------------------------------------------------------
 
-    def _find(self, peer: RegisteredPeer, operation: OperationId, *, opens: bool) -> Ballot | None:
+    def _find(
+        self,
+        peer: RegisteredPeer,
+        operation: OperationId,
+        *,
+        opens: bool,
+        among: Subset | None = None,
+    ) -> Ballot | None:
         """Return the ballot of an operation; make a new one if the member's message ``opens`` it.
 
         If the operation continues without ``peer``, return None. If it has ended, send the outcome
@@ -165,9 +174,14 @@ class OpenBallots:
         Then the operation ends for all members, since they have to count the same numbers.
 
         Raises:
-            RemoteProtocolError: ``peer`` has no part in the operation, or its number is wrong.
+            RemoteProtocolError: ``peer`` has no part in the operation, or its number is wrong, or
+                ``among`` names other members than an earlier message.
         """
+        if opens and not _fits(operation.tag, among):
+            raise RemoteProtocolError(reason=f"{operation} does not name its members")
         known = self.open.get(operation)
+        if opens and known is not None and known.among != among:
+            raise RemoteProtocolError(reason=f"{operation} is of tag {known.among}, not {among}")
         if known is not None and peer.id in known.survivors:
             return known
         if known is not None and peer.id in known.left_out:
@@ -187,8 +201,8 @@ class OpenBallots:
                 raise RemoteProtocolError(reason=f"{operation} is of a future view")
             self._ratification.tell([peer], self._ended_by_closed_view(operation))
             return None
-        ring = members_of(operation.tag, view.ring)
-        if peer.id not in ring:
+        ring = view.ring if among is None else among.peers
+        if peer.id not in ring or not set(ring) <= set(view.ring):
             raise RemoteProtocolError(reason=f"the peer has no part in {operation}")
         if operation.term != view.term:
             raise RemoteProtocolError(reason=f"{operation} is not of the term of its view")
@@ -202,17 +216,26 @@ class OpenBallots:
         if self._opened[peer.id] >= OPERATIONS_OPEN_MAX:
             raise RemoteProtocolError(reason=f"over {OPERATIONS_OPEN_MAX} operations are open")
         self._opened[peer.id] += 1
-        ballot = self._make(operation, ring, peer.id, inherited=inherited)
+        ballot = self._make(operation, ring, peer.id, among, inherited=inherited)
         self.open[operation] = ballot
+        if among is not None and self._is_superseded(operation):
+            self.decide(ballot, ballot.close_view(_SUPERSEDED))
+            return None
         return ballot
 
     def _make(
-        self, operation: OperationId, ring: tuple[PeerId, ...], opener: PeerId, *, inherited: bool
+        self,
+        operation: OperationId,
+        ring: tuple[PeerId, ...],
+        opener: PeerId,
+        among: Subset | None,
+        *,
+        inherited: bool,
     ) -> Ballot:
         now_ns = self._outbox.now_ns
         if operation.tag != SYNC_TAG:
             return CollectiveBallot(
-                operation, ring, opener, now_ns, self._norms, inherited=inherited
+                operation, ring, opener, now_ns, self._norms, among, inherited=inherited
             )
 
         def expected() -> tuple[Expected, int]:
@@ -229,6 +252,17 @@ class OpenBallots:
             (),
             self._membership.version,
         )
+
+    def _is_superseded(self, operation: OperationId) -> bool:
+        """Whether this master has opened a newer view.
+
+        A member that a quorum left out may not know that view yet. If it began an operation of a
+        subset in the older view, the other member would wait for it in the newer one.
+        """
+        group, newest = operation.group, self._membership.newest_view(operation.group)
+        opened = self._membership.view(group, newest)
+        is_ours = opened is not None and opened.term == self._incarnation.term
+        return is_ours and operation.view < newest
 
     def _is_in_open_view(self, operation: OperationId) -> bool:
         return self._membership.view(operation.group, operation.view) is not None
@@ -357,7 +391,7 @@ class OpenBallots:
             if lost:
                 expel = self.decide(ballot, ballot.lose(lost, why, self._outbox.now_ns))
                 assert expel is None, "a ballot removes members after a loss"
-            elif pair_of(ballot.operation.tag) is not None and self._is_in_closed_view(ballot):
+            elif ballot.ends_with_view and self._is_in_closed_view(ballot):
                 reason = f"the run lost {name_peers(list(gone))}: {why}"
                 self.decide(ballot, ballot.close_view(reason))
 
@@ -401,7 +435,7 @@ class OpenBallots:
         for operation, ballot in list(self.open.items()):
             is_old = operation.group == group and operation.view < newest
             if is_old and ballot.phase is Phase.REQUESTED:
-                self.decide(ballot, ballot.close_view("the other members went on in a newer view"))
+                self.decide(ballot, ballot.close_view(_SUPERSEDED))
 
     def forget_numbers(self) -> None:
         """Forget the operation numbers of closed views."""
@@ -421,6 +455,14 @@ class OpenBallots:
                 raise InvariantViolation(f"{operation} is decided, but still open", history)
             strayed = any(peer not in members for peer in ballot.concerned)
             whole = not ballot.outlives_view and len(ballot.concerned) == len(ballot.members)
-            ring = None if ring is None else members_of(operation.tag, ring)
+            if ring is not None and ballot.among is not None:
+                ring = tuple(peer for peer in ballot.members if peer in ring)
             if strayed or ring != (ballot.members if whole else None):
                 raise InvariantViolation(f"the members of {operation} contradict its view", history)
+
+
+def _fits(tag: int, among: Subset | None) -> bool:
+    """Whether an operation of ``tag`` can be one of these members; None: all of its view."""
+    if among is None:
+        return not is_of_subset(tag)
+    return among.operation_tag == tag and len(set(among.peers)) == len(among.peers) >= 2

@@ -94,7 +94,8 @@ class StallWatch:
             self._links.demand(pairs)
             if any(map(self._links.may_meet, pairs)):
                 return
-            if not pairs or ballot.follows_ring or not ballot.way_out:
+            is_bound = ballot.needs_each_link or not ballot.follows_ring
+            if not pairs or not is_bound or not ballot.way_out:
                 continue
             # Another view would not help, because the request allows one algorithm only.
             awaits = not silent.isdisjoint(chain.from_iterable(pairs))

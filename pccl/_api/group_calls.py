@@ -1,18 +1,18 @@
-"""The asyncio calls in which members give each other values, or get a part of a reduction."""
+"""The asyncio calls that members of a group make with each other, about values or objects."""
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from pccl._api.arguments import barrier_request, broadcast_request
+from pccl._api.arguments import (
+    barrier_request,
+    broadcast_request,
+    list_request,
+    reduce_request,
+)
 from pccl._api.exchange_arguments import (
+    addressed,
     all_gather_request,
     all_to_all_request,
     gather_request,
@@ -23,20 +23,15 @@ from pccl._api.exchange_arguments import (
     send_request,
 )
 from pccl._api.handles import AsyncReduceHandle
-from pccl._api.objects import checked_lengths, decode_object, encode_object, length_of
+from pccl._api.objects import ObjectCalls
 from pccl._api.reports import MemberInfo
 from pccl._api.signatures import asking
-from pccl.checks import check_flag, check_range, check_timeout
-from pccl.machines.peer.words import no_such_root
-from pccl.protocol.limits import PEERS_MAX
 from pccl.protocol.types import PeerId
 from pccl.runtime.requests import ReduceInfo, ReduceRequest
 
-Array = npt.NDArray[Any]
 
-
-class Exchanges(ABC):
-    """Joint calls of the group, per tag, as ``all_reduce``; either all of it happens or nothing.
+class GroupCalls(ABC):
+    """Joint calls of a group or a subgroup, per tag; either all of a call happens or nothing.
 
     A call that fails leaves its input unchanged, bit for bit; the result's memory is undefined. A
     peer that is alone in its group raises TooFewPeers, but not in calls with objects.
@@ -60,8 +55,162 @@ class Exchanges(ABC):
     @abstractmethod
     async def _reduce(self, call_name: str, request: ReduceRequest) -> ReduceInfo: ...
 
+    _within: int
+    """Hash of the subgroup's members, for calls of two of them; 1: this is the group."""
+
     @abstractmethod
     async def _start(self, call_name: str, request: ReduceRequest) -> AsyncReduceHandle: ...
+
+    @asking(reduce_request)
+    async def all_reduce(self, request: ReduceRequest) -> ReduceInfo:
+        """Reduce ``send`` over all members of the group. Joint call of the group, per tag.
+
+        The result is bit-identical on all members. All members receive it, or none does.
+
+        Args:
+            send: NumPy array or torch CPU tensor, any shape, contiguous, of any ``DataType``. Not
+                changed unless in place.
+            recv: destination of the result: same dtype and number of elements, not overlapping;
+                None (or ``send``): in place.
+            op: SUM and PROD (integers wrap), AVG (integers are truncated toward zero), MIN, MAX;
+                or a name, as ``"avg"``.
+            weight: weight of ``send``, 0 or more, for AVG of floats. The result is the sum of
+                weights times values, divided by the sum of the weights; zeros if that is 0. With
+                weight 0, values are ignored, even NaN. None: all members count equally. Either
+                all members give a weight, each its own, or none does.
+            guard: for AVG of floats: what happens to contributions with NaN, or of an unusual norm:
+                a ``Guard``, ``"exclude"`` or ``"warn"``. All members must give the same. The result
+                is that of a call in which the excluded members gave weight 0. A contribution that
+                is not finite although its member declared so aborts the call.
+            quorum: the call continues without late members when so many have made it and the grace
+                is over: 2 or more members, or a share of the group as a float. A late call returns
+                the same result, with ``took_part=False``, so ``recv`` must not be ``send``. None:
+                the call waits for all members. All members must give the same.
+            grace_s: how long a quorum waits for late members, in seconds; ``"auto"``: adapted to
+                earlier calls, from 0.1 to 10 s.
+            tag: collectives with different tags may be in flight at the same time, from several
+                threads; the members pair them by tag.
+            operand_descriptor: must state the tensor's own dtype; None: not checked.
+            quantization_options: how values are quantized for the wire; floats only. All members
+                must give the same.
+            algorithm: ``"ring"``, ``"star"`` (tensors up to 4 MiB), ``"mesh"``, or ``"auto"``. For
+                ``"auto"``, the master's cost model chooses the fastest algorithm for this size and
+                group. All members must give the same.
+            observable: send the result to newcomers that replay reductions (``on_reduction`` of
+                ``connect``); if there are any, it is copied.
+            retry: when a member is lost or withdraws, reduce again with the remaining members.
+            timeout_s: budget of all attempts together, in seconds.
+
+        Returns:
+            Bytes moved, the members that contributed, their weights, and the algorithm.
+
+        Raises:
+            CollectiveAborted: a member was lost, or withdrew. ``send`` is unchanged, bit for bit;
+                read the world size again, and call again.
+            ResyncRequired: this call is late, and no member has the result any more. Synchronize
+                the shared state.
+            DescriptorMismatch: the members asked for different dtypes, ops, counts or algorithms,
+                or only some gave a weight, or their guards differ.
+            TooFewPeers: this peer is alone in the group. Wait in ``update_topology``.
+            DeadlineExceeded, OutcomeUnknown: the budget ran out; ``send`` is unchanged.
+            PCCLError: an open collective uses the tag (INVALID_ARGUMENT).
+            ValueError, TypeError: a buffer cannot be used; the message says what to do.
+        """
+        return await self._reduce("all_reduce", request)
+
+    @asking(reduce_request)
+    async def all_reduce_async(self, request: ReduceRequest) -> AsyncReduceHandle:
+        """Start ``all_reduce`` and return at once; the handle has its outcome.
+
+        Do not change the tensors until the reduce has ended. A wrong argument raises here; the
+        handle raises later errors. Unlike with a task around ``all_reduce``, the reduce has started
+        when this returns, and cancelling a wait for it does not withdraw it.
+
+        It takes the arguments of ``all_reduce``, with two differences.
+
+        Args:
+            retry: must be False. After a loss the group has changed, and the handle must report
+                that to the caller before it reduces again.
+            timeout_s: budget of the reduce, which runs also while no thread waits for the handle.
+
+        Raises:
+            TooFewPeers, PCCLError, ValueError, TypeError: as for ``all_reduce``.
+        """
+        return await self._start("all_reduce_async", request)
+
+    @asking(list_request)
+    async def all_reduce_many(self, request: ReduceRequest) -> ReduceInfo:
+        """Reduce several tensors as one: one operation, one outcome. Joint call of the group.
+
+        It equals ``all_reduce`` of their concatenation, but does not concatenate them. Hundreds of
+        small tensors cost about as much as one of their total size. Either all tensors are reduced
+        on all members, or none is.
+
+        Args:
+            tensors: as for ``all_reduce``, all of one dtype, with at least one element in total.
+                Empty tensors are allowed. The total number of elements must be equal on all
+                members; each member may split them differently.
+            recv: destination of each tensor's result, as for ``all_reduce``; None (or
+                ``tensors``): in place. Either all are in place or none.
+            op: as for ``all_reduce``.
+            weight: as for ``all_reduce``.
+            guard: as for ``all_reduce``.
+            quorum: as for ``all_reduce``.
+            grace_s: as for ``all_reduce``.
+            tag: as for ``all_reduce``, which shares the tags.
+            quantization_options: as for ``all_reduce``; blocks and the residual of an
+                ``error_feedback`` span the concatenation.
+            algorithm: as for ``all_reduce``, for the total size.
+            observable: as for ``all_reduce``; the newcomer gets the concatenation.
+            retry: as for ``all_reduce``, for all tensors together.
+            timeout_s: budget of all attempts together.
+
+        Returns:
+            As for ``all_reduce``.
+
+        Raises:
+            ValueError: dtypes differ (group the tensors by dtype, one call for each), tensors
+                overlap, or there is nothing to reduce.
+            PCCLError, TypeError: as for ``all_reduce``.
+        """
+        return await self._reduce("all_reduce_many", request)
+
+    @asking(broadcast_request)
+    async def broadcast(self, request: ReduceRequest) -> ReduceInfo:
+        """Copy one member's values to all members of the group. Joint call of the group, per tag.
+
+        All members receive the values, or none does. A single member returns at once.
+
+        Args:
+            tensor: as for ``all_reduce``, overwritten in place (on the root: unchanged).
+            root: rank of the member that sends its values.
+            tag: as for ``all_reduce``, which shares the tags.
+            timeout_s: budget of the call, in seconds.
+
+        Returns:
+            Bytes moved, and the members that took part.
+
+        Raises:
+            CollectiveAborted: a member was lost, or withdrew; ``tensor`` is unchanged. Ranks may
+                have changed.
+            DescriptorMismatch: the members asked for different dtypes, counts or roots.
+            DeadlineExceeded, OutcomeUnknown: the budget ran out; ``tensor`` is unchanged.
+            ValueError, TypeError: there is no such rank, or the tensor cannot be used.
+        """
+        return await self._reduce("broadcast", request)
+
+    @asking(barrier_request)
+    async def barrier(self, request: ReduceRequest) -> None:
+        """Wait until all members of the group have made this call. Joint call, per tag.
+
+        A single member returns at once.
+
+        Raises:
+            CollectiveAborted: a member was lost, or withdrew. Call again.
+            DescriptorMismatch: other members use the tag for another call.
+            DeadlineExceeded, OutcomeUnknown: the budget ran out.
+        """
+        await self._reduce("barrier", request)
 
     @asking(all_gather_request)
     async def all_gather(self, request: ReduceRequest) -> ReduceInfo:
@@ -190,7 +339,7 @@ class Exchanges(ABC):
         return await self._reduce("reduce", request)
 
     @asking(send_request)
-    async def send(self, request: ReduceRequest) -> ReduceInfo:
+    async def send(self, asked: tuple[ReduceRequest, int]) -> ReduceInfo:
         """Give values to one other member, which calls ``recv``. Returns when it has them.
 
         No third member takes part. The n-th ``send`` to a member under a tag meets its n-th
@@ -199,7 +348,7 @@ class Exchanges(ABC):
         Args:
             tensor: the values, as ``send`` of ``all_gather``.
             to: rank of the member that gets them.
-            tag: from 0 to 2**39 - 1; each pair and direction has its own.
+            tag: as for ``all_reduce``, but each pair and direction has its own.
             timeout_s: budget of the call, in seconds.
 
         Returns:
@@ -208,10 +357,10 @@ class Exchanges(ABC):
         Raises:
             PCCLError, ValueError, TypeError: as for ``all_gather``.
         """
-        return await self._reduce("send", request)
+        return await self._reduce("send", _to_other(self, self._within, asked))
 
     @asking(recv_request)
-    async def recv(self, request: ReduceRequest) -> ReduceInfo:
+    async def recv(self, asked: tuple[ReduceRequest, int]) -> ReduceInfo:
         """Get values from one other member, which calls ``send``.
 
         Args:
@@ -226,17 +375,17 @@ class Exchanges(ABC):
         Raises:
             PCCLError, ValueError, TypeError: as for ``all_gather``.
         """
-        return await self._reduce("recv", request)
+        return await self._reduce("recv", _to_other(self, self._within, asked))
 
     @asking(send_request)
-    async def send_async(self, request: ReduceRequest) -> AsyncReduceHandle:
+    async def send_async(self, asked: tuple[ReduceRequest, int]) -> AsyncReduceHandle:
         """Start ``send`` and return at once, as ``all_reduce_async`` does."""
-        return await self._start("send_async", request)
+        return await self._start("send_async", _to_other(self, self._within, asked))
 
     @asking(recv_request)
-    async def recv_async(self, request: ReduceRequest) -> AsyncReduceHandle:
+    async def recv_async(self, asked: tuple[ReduceRequest, int]) -> AsyncReduceHandle:
         """Start ``recv`` and return at once, as ``all_reduce_async`` does."""
-        return await self._start("recv_async", request)
+        return await self._start("recv_async", _to_other(self, self._within, asked))
 
     @asking(all_gather_request)
     async def all_gather_async(self, request: ReduceRequest) -> AsyncReduceHandle:
@@ -300,15 +449,8 @@ class Exchanges(ABC):
             TypeError: ``value`` cannot be encoded.
             PCCLError, ValueError: as for ``all_gather``.
         """
-        own, ring = encode_object(value, pickled=pickled), _ring_of(self)
-        if len(ring) < 2:
-            return [decode_object(own, 0, pickled=pickled)]
-        calls = _Calls(self._reduce, ring, tag, timeout_s)
-        lengths = np.zeros(len(ring), np.int64)
-        await calls.make("all_gather_object", all_gather_request, length_of(own), lengths)
-        parts = [np.empty(length, np.uint8) for length in checked_lengths(lengths)]
-        await calls.make("all_gather_object", all_gather_request, own, parts)
-        return [decode_object(one, rank, pickled=pickled) for rank, one in enumerate(parts)]
+        calls = ObjectCalls(self._reduce, _ring_of(self), tag, timeout_s)
+        return await calls.all_gather(value, pickled=pickled)
 
     async def broadcast_object(
         self,
@@ -333,48 +475,13 @@ class Exchanges(ABC):
         Raises:
             PCCLError, ValueError, TypeError: as for ``all_gather_object`` and ``broadcast``.
         """
-        ring = _ring_of(self)
-        calls = _Calls(self._reduce, ring, tag, timeout_s)
-        check_flag("pickled", pickled)
-        rank = check_range("root", root, 0, PEERS_MAX - 1)
-        if rank >= len(ring):
-            raise no_such_root(rank, len(ring))
-        is_root = ring[rank] == self.peer_id
-        own = encode_object(value, pickled=pickled) if is_root else np.empty(0, np.uint8)
-        length = length_of(own)
-        await calls.make("broadcast_object", broadcast_request, length, root=rank)
-        if not is_root:
-            own = np.empty(checked_lengths(length)[0], np.uint8)
-        await calls.make("broadcast_object", broadcast_request, own, root=rank)
-        return decode_object(own, rank, pickled=pickled)
+        calls = ObjectCalls(self._reduce, _ring_of(self), tag, timeout_s)
+        return await calls.broadcast(value, root, PeerId(self.peer_id), pickled=pickled)
 
 
-def _ring_of(comm: Exchanges) -> tuple[PeerId, ...]:
+def _ring_of(comm: GroupCalls) -> tuple[PeerId, ...]:
     return tuple(PeerId(member.peer_id) for member in comm.members())
 
 
-class _Calls:
-    """Several joint calls of the same members, with one time budget.
-
-    All members fail if one is lost between two calls. Otherwise a caller that knows the loss from
-    another thread's call would make the second call when others make the first one again.
-    """
-
-    def __init__(
-        self,
-        reduce: Callable[[str, ReduceRequest], Coroutine[Any, Any, ReduceInfo]],
-        ring: tuple[PeerId, ...],
-        tag: int,
-        timeout_s: float | None,
-    ) -> None:
-        self._reduce, self._ring, self._tag = reduce, ring, tag
-        limit_s = check_timeout(timeout_s)
-        self._ends_s = None if limit_s is None else time.monotonic() + limit_s
-
-    async def make(
-        self, name: str, request_of: Callable[..., ReduceRequest], *args: object, **options: int
-    ) -> None:
-        left_s = None if self._ends_s is None else max(self._ends_s - time.monotonic(), 1e-3)
-        request = request_of(*args, tag=self._tag, timeout_s=left_s, **options)
-        asks = replace(request.asks, ring=self._ring)
-        await self._reduce(name, replace(request, asks=asks))
+def _to_other(comm: GroupCalls, within: int, asked: tuple[ReduceRequest, int]) -> ReduceRequest:
+    return addressed(*asked, _ring_of(comm), comm.rank, within=within)
