@@ -253,7 +253,7 @@ class OperationRequest:
     blocks: BlockLengths | None = None
     """The lengths of its blocks in an exchange; nil: another collective."""
     among: Subset | None = None
-    """The members of the operation; nil: all members of its view."""
+    """Its members; nil: all of the view."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from pccl.machines.master.ballots import sync_ballot
+from pccl.machines.master.ballots.ballot import Ballot
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.master.ballots.finals import Finals
 from pccl.machines.master.rounds import JointRounds
@@ -159,3 +160,7 @@ def withdrawn_pull_counted(pull: Any, *args: Any) -> bool:
     """A pull counts although the announcement was withdrawn meanwhile."""
     pull(*args)
     return True
+
+
+# The master waits for an operation of some members after the loss of another one.
+says("subsets_outlive_their_view", Ballot, "ends_with_view", answer=False)

@@ -167,6 +167,7 @@ CAUGHT_IN_MIX = {
     "participants_not_adopted": ("quorum", 191),
     "posted_for_all": ("quorum", 10),
     "quorum_of_all_groups": ("quorum", 20),
+    "subsets_outlive_their_view": ("exchange", 5),
     "unclaimed_forgotten": ("quorum", 27),
 }
 """Likewise of other mixes: the library before a majority stored what is told, before it verified

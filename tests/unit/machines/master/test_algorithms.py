@@ -45,7 +45,7 @@ from pccl.topology.ring_order import Pair
 from tests.support.master_stage import MasterStage, told
 from tests.support.master_stage import sent as sent_to
 from tests.support.peer_stage import RUN, PeerStage, ended, sent
-from tests.support.scenarios import key, op, roster
+from tests.support.scenarios import key, op, roster, subset
 
 UPDATE, OPTIMIZE = RoundKind.UPDATE_TOPOLOGY, RoundKind.OPTIMIZE_TOPOLOGY
 RING, STAR, MESH = Algorithm.RING, Algorithm.STAR, Algorithm.MESH
@@ -422,6 +422,40 @@ def test_a_sparse_reduce_keeps_no_other_operation_waiting() -> None:
         master.hear(peer, msg.OperationRequest(replace(asked, tag=6), by(MESH, forced=True)))
     aborts = what_a_broken_pair_ends(master)
     assert [m.operation.tag for m in aborts] == [6] * 4
+
+
+def test_the_ring_of_a_subset_needs_its_own_links() -> None:
+    """The master cannot reorder it; peers 1 and 3 are neighbours here, but not in the group."""
+    master = new(4)
+    view = view_of(master)[0]
+    apart, fine = subset(2, 1, 3), subset(1, 2, 3, 4)
+    for among in (apart, fine):
+        for peer in among.peers:
+            asked = op(tag=among.operation_tag, view=view)
+            master.hear(peer, msg.OperationRequest(asked, by(RING), among=among))
+    assert what_a_broken_pair_ends(master) == []  # a relay may join them
+    aborts = [message for _, message in told(master.wait(8, 1, 2, 3, 4), msg.OperationEnded)]
+    assert [m.operation.tag for m in aborts] == [apart.operation_tag] * 3
+    assert {m.abort for m in aborts} == {AbortCause.LINK_BROKEN}
+    assert aborts[0].reason == (
+        "peers 1, 3 have no link (reset); the ring of this subgroup needs that link; name its "
+        "ranks in another order"
+    )
+    assert view_of(master)[0] == view
+    error = aborted(aborts[0], by(RING), among=apart)
+    assert isinstance(error, errors.LinkError)
+    assert error.reason.startswith("tag 5 of peers 1, 2, 3: peers 1, 3 have no link")
+
+
+def test_a_mesh_of_a_subset_gives_way_to_a_view_without_one() -> None:
+    master = new(4)
+    view, among = view_of(master)[0], subset(1, 2, 3)
+    for peer in among.peers:
+        asked = op(tag=among.operation_tag, view=view)
+        master.hear(peer, msg.OperationRequest(asked, by(MESH), among=among))
+    aborts = what_a_broken_pair_ends(master)
+    assert [m.abort for m in aborts] == [AbortCause.VIEW_CLOSED] * 3
+    assert view_of(master)[0] > view
 
 
 # -- restart -----------------------------------------------------------------------------------

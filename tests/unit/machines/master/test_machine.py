@@ -8,7 +8,7 @@ from pccl.machines.master.events import CloseConnection, MasterEffect, MasterTic
 from pccl.protocol import messages as msg
 from pccl.protocol.types import PeerId, RoundId, RoundKind
 from tests.support.master_stage import FIRST, SECOND, SUM, MasterStage, removals, sent
-from tests.support.scenarios import op, roster
+from tests.support.scenarios import op, roster, subset
 
 UPDATE, PENDING = RoundKind.UPDATE_TOPOLOGY, RoundKind.PEERS_PENDING
 TWO = PeerId(2)
@@ -144,3 +144,19 @@ def test_a_neighbour_does_not_pay_for_a_silent_member() -> None:
         effects += master.wait(0.25)
     assert removals(effects) == []
     assert removals(master.wait(2, 1, 3)) == [(2, "SILENT: silent for 60.2 s while awaited")]
+
+
+def test_members_that_share_a_tag_by_chance_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of their hashes may be equal."""
+    monkeypatch.setattr("pccl.protocol.operation.subset_tag", lambda *_: 1 << 63)
+    master = new(5)
+    asked = op(tag=1 << 63, view=2)
+    first = msg.OperationRequest(asked, SUM, among=subset(1, 2))
+    assert master.hear(1, first) == []
+    for peer, others in ((3, subset(3, 4)), (2, subset(2, 5))):
+        (refused,) = master.hear(peer, msg.OperationRequest(asked, SUM, among=others))
+        assert isinstance(refused, CloseConnection)
+        assert refused.reason == f"{asked} is of tag 5 of peers 1, 2, not {others}"
+    assert [str(ballot.among) for ballot in master.machine.ballots.open.values()] == [
+        "5 of peers 1, 2"
+    ]

@@ -26,7 +26,7 @@ from pccl.protocol.types import (
     ReduceOp,
 )
 from tests.support.peer_stage import SUM, PeerStage, ended
-from tests.support.scenarios import op
+from tests.support.scenarios import op, tag_of
 
 A, B, C = PeerId(1), PeerId(2), PeerId(3)
 RING = (A, B, C)
@@ -69,6 +69,22 @@ def budget(bytes_max: int = 3 * COST) -> EagerBudget:
     made = EagerBudget(64, bytes_max=bytes_max)
     made.all_asked(op(tag=99))
     return made
+
+
+def test_a_subset_proves_nothing_about_the_other_members() -> None:
+    made = EagerBudget(64, bytes_max=9 * COST)
+    pair, other = tag_of(1, 2), tag_of(2, 3)
+    made.all_asked(op(tag=pair))
+    assert made.take(op(), SUM, 3) is Eager.NOTHING
+    assert made.take(op(tag=other), SUM, 2) is Eager.NOTHING
+    assert made.take(op(1, tag=pair), SUM, 2) is Eager.SEGMENTS
+    assert made.take(op(2, tag=pair, view=2), SUM, 2) is Eager.NOTHING
+    made.close_views((2,), 2)
+    made.all_asked(op(tag=pair, view=2))
+    assert made.free_bytes < 9 * COST, "the others may not know that the view is closed"
+    made.all_asked(op(view=2))
+    assert made.free_bytes == 9 * COST
+    assert made.take(op(tag=other, view=2), SUM, 2) is Eager.SEGMENTS
 
 
 def test_who_says_nothing_never_goes_ahead() -> None:
