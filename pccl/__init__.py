@@ -25,6 +25,7 @@ Public modules:
 * ``cuda``: support for tensors on CUDA devices.
 * ``observe``: shows what happens in a run: logs, metrics, recordings.
 * ``bindings``: adapters to training frameworks.
+* ``torch``: what programs for torch.distributed import.
 * ``cli``: the command line.
 
 Internal packages, of which none imports a later one:

@@ -25,6 +25,7 @@ from pccl._api.handles import AsyncReduceHandle
 from pccl._api.reports import MemberInfo
 from pccl._api.session import CheckedCall
 from pccl._api.signatures import asking
+from pccl._api.store.faces import AsyncStore
 from pccl.checks import check_quorum, check_timeout
 from pccl.errors import PCCLError, named
 from pccl.progress import showing
@@ -42,7 +43,14 @@ from pccl.runtime.state.sync import SyncOptions
 
 _T = TypeVar("_T")
 
-__all__ = ["AsyncReduceHandle", "Communicator", "MemberInfo", "ReduceInfo", "Subgroup"]
+__all__ = [
+    "AsyncReduceHandle",
+    "AsyncStore",
+    "Communicator",
+    "MemberInfo",
+    "ReduceInfo",
+    "Subgroup",
+]
 
 
 class Subgroup(SubgroupBase, GroupCalls):
@@ -240,6 +248,11 @@ class Communicator(CommunicatorBase, GroupCalls):
     def subgroup(self, ranks: Sequence[int]) -> Subgroup:
         """Return the collectives of some members, as ``pccl.Communicator.subgroup`` does. Local."""
         return Subgroup(self, ranks, self._reduce, self._start)
+
+    @property
+    def store(self) -> AsyncStore:
+        """The run's key-value store; see :class:`pccl.communicator.Store`."""
+        return AsyncStore(self._engine.ask_store, self._run)
 
     async def close(self) -> None:
         """Leave the run and free all resources. Idempotent."""

@@ -13,12 +13,13 @@ from pccl._api.group_calls import GroupCalls
 from pccl._api.reports import MemberInfo
 from pccl._api.session import CheckedCall
 from pccl._api.signatures import blocking
+from pccl._api.store.faces import Store
 from pccl.errors import PCCLError, named
 from pccl.runtime.requests import ReduceInfo
 
 _T = TypeVar("_T")
 
-__all__ = ["Communicator", "MemberInfo", "ReduceInfo", "Subgroup"]
+__all__ = ["Communicator", "MemberInfo", "ReduceInfo", "Store", "Subgroup"]
 
 
 class _BlockingCalls:
@@ -100,6 +101,11 @@ class Communicator(CommunicatorBase, _BlockingCalls):
             NotConnected: this peer is not a member yet, or the communicator is closed.
         """
         return Subgroup(self, ranks, self._reduce, self._start)
+
+    @property
+    def store(self) -> Store:
+        """The run's key-value store."""
+        return Store(self._engine.ask_store, self._run)
 
     def close(self) -> None:
         """Leave the run and free all resources. Idempotent; later calls raise NotConnected."""

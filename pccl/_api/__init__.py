@@ -5,6 +5,7 @@
 * ``exchange_arguments``: the same for exchanges and reductions of parts.
 * ``objects``: calls with objects: as MessagePack, or pickle if the caller trusts all members.
 * ``group_calls``: the asyncio calls of a group or a subgroup.
+* ``store``: the calls to the run's store.
 * ``session``: the engine of a communicator on the I/O thread.
 * ``callers``: threads and tasks that call, and whether all of them wait in joint calls.
 * ``recording``: the record of a peer, as an answer or in a file.

@@ -53,12 +53,14 @@ class CheckedCall(Generic[_Request, _T]):
         work: function that does the call, on the I/O thread.
         request: argument of ``work``.
         joint: whether the caller waits for other members.
+        is_caller: whether the caller counts from then on as one that may make joint calls.
     """
 
     func: str
     work: Callable[[_Request], Coroutine[Any, Any, _T]]
     request: _Request
     joint: bool = True
+    is_caller: bool = True
 
 
 async def _stop_recording(
@@ -206,7 +208,8 @@ class Session:
         """Return the context in which ``caller`` waits for the call; None: no joint call."""
         if call.joint:
             return self.callers.inside(caller, JointWork())
-        self.callers.note(caller)
+        if call.is_caller:
+            self.callers.note(caller)
         return nullcontext()
 
     def settle_left(self, call: CheckedCall[_Request, _T], submission: Submission[_T]) -> None:
@@ -218,7 +221,7 @@ class Session:
         with suppress(NotConnected):  # closed meanwhile
             if error is None:
                 self._io.call(lambda: self.engine.calls.left(call.request, finished.result()))
-            else:
+            elif call.is_caller:
                 self._io.call(lambda: self.engine.calls.left_failed(error))
 
     # -- queries ---------------------------------------------------------------------------------

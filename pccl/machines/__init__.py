@@ -10,6 +10,7 @@
 * ``results``: the results of committed operations.
 * ``blocks``: the lengths of blocks in an exchange, from a caller's buffers.
 * ``batch``: which errors allow a retry of a reduce, and a list of reduces as one call.
+* ``key_value``: the run's store: the part of the master, and that of each peer.
 * ``peer``: one process of a run.
 * ``master``: the coordinator of a run: it admits and removes peers, and decides outcomes.
 """

@@ -32,3 +32,13 @@ class SyncResult:
     operation: OperationId
     elected: Elected
     members: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreResult:
+    """The answer of the run's store for its caller."""
+
+    done: bool
+    """Whether the key was set or deleted, or all keys exist."""
+    value: bytes | None
+    """The value of the key now, or the count of keys; None: there is none."""

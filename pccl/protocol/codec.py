@@ -72,6 +72,8 @@ CODES: dict[type[Any], int] = {
     messages.SyncRequest: 13,
     messages.StatesCompared: 14,
     messages.Prefetched: 15,
+    messages.StoreRequest: 28,
+    messages.KnownEntry: 29,
     messages.AddressQuery: 31,
     messages.Registered: 64,
     messages.LinkPlan: 65,
@@ -103,6 +105,7 @@ CODES: dict[type[Any], int] = {
     messages.AddressIs: 95,
     messages.OperationNarrowed: 91,
     messages.RoundAwaits: 92,
+    messages.StoreAnswer: 93,
 }
 """The code of each type of message."""
 

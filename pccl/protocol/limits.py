@@ -106,6 +106,42 @@ A master has enough larger numbers for all later assignments."""
 TERM_MAX = 1 << 31
 """The largest term in a report."""
 
+STORE_KEY_BYTES_MAX = 256
+"""A key of the run's store, in UTF-8. A longer one raises ``ValueError``."""
+
+STORE_VALUE_BYTES_MAX = 64 << 10
+"""A value of the run's store. A longer one raises ``ValueError``."""
+
+STORE_ENTRY_BYTES = 256
+"""Bytes that a key counts in addition to its name and its value."""
+
+STORE_BYTES_MAX = 8 << 20
+"""The run's store. Further writes raise ``PCCLError``."""
+
+STORE_MEMBER_BYTES_MAX = 1 << 20
+"""The keys in the store that one member wrote last. Further writes raise ``PCCLError``.
+
+A member reports them to another master."""
+
+STORE_KEPT_BYTES_MAX = 2 << 20
+"""What a member keeps of its own writes for another master; the oldest are forgotten.
+
+That is more than the store has of them, because others may have replaced some."""
+
+STORE_READ_BYTES_MAX = 128 << 10
+"""The same for what it has read. A thousand members may report that much."""
+
+STORE_OPEN_MAX = 64
+"""Unanswered requests of one member to the store. Further calls raise ``PendingOperations``."""
+
+STORE_RECEIPTS_MAX = 64
+"""Unacknowledged writes of a key that a member learns of with the key; the newest.
+
+After the loss of the master, an older one may be carried out twice."""
+
+STORE_KEYS_NAMED_MAX = 64
+"""Keys of one request to the store; a call with more makes several requests."""
+
 SECONDS_MAX = 10 * 365 * 24 * 3600
 """The longest deadline, in seconds. A longer one raises ``ValueError``."""
 

@@ -15,6 +15,7 @@ The docstrings are the texts of ``docs/protocol/messages.md``: after a change ru
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -29,6 +30,11 @@ from pccl.protocol.limits import (
     PROGRESS_BATCH_MAX,
     REASON_BYTES_MAX,
     STANDBYS_MAX,
+    STORE_KEY_BYTES_MAX,
+    STORE_KEYS_NAMED_MAX,
+    STORE_OPEN_MAX,
+    STORE_RECEIPTS_MAX,
+    STORE_VALUE_BYTES_MAX,
     WAITS_NAMED_MAX,
 )
 from pccl.protocol.link_messages import AddressIs as AddressIs
@@ -75,6 +81,79 @@ U32 = Annotated[int, Below(1 << 32)]
 Peers = Annotated[tuple[PeerId, ...], AtMost(PEERS_MAX)]
 Ranks = Annotated[bytes, AtMost(PEERS_MAX // 8)]
 """Some members of a view: bit ``i`` of byte ``i // 8`` is set for rank ``i``."""
+
+StoreKey = Annotated[bytes, AtMost(STORE_KEY_BYTES_MAX)]
+StoreValue = Annotated[bytes, AtMost(STORE_VALUE_BYTES_MAX)]
+NUMBER_BYTES_MAX = 20
+"""A 64-bit number as text."""
+
+
+class StoreOp(enum.IntEnum):
+    """What a request asks of the run's store."""
+
+    FORGET = 0
+    """Nothing: only ``open`` matters. No answer."""
+    SET = 1
+    GET = 2
+    """Answered once the key exists."""
+    ADD = 3
+    """The value is the text of a number, and so is the result."""
+    COMPARE_SET = 4
+    """Set the value if the present one is ``expected``, or there is none and that is empty."""
+    DELETE = 5
+    CHECK = 6
+    """Do all keys exist now?"""
+    WAIT = 7
+    """Answered once all keys exist."""
+    COUNT = 8
+    APPEND = 9
+
+    @property
+    def label(self) -> str:
+        """The name that users write."""
+        return self.name.lower()
+
+    @property
+    def names_keys(self) -> bool:
+        """Whether a request names keys."""
+        return self not in (StoreOp.FORGET, StoreOp.COUNT)
+
+
+class StoreRefusal(enum.IntEnum):
+    """Why the store did not carry out a request."""
+
+    FULL = 1
+    MEMBER_FULL = 2
+    """The member has written too much."""
+    NO_NUMBER = 3
+    """The value of the key, or the sum, is no 64-bit number."""
+    TOO_LONG = 4
+    """The appended value would be."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReceipt:
+    """A write of a member that may not have the answer."""
+
+    peer: PeerId
+    number: int
+    """Of its request."""
+    sequence: int
+    """As in ``StoreChange``."""
+    result: Annotated[bytes, AtMost(NUMBER_BYTES_MAX)] = b""
+    """The sum of an addition."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreChange:
+    """The last change of a key."""
+
+    sequence: int
+    """Place among all changes; the term is in the upper bits."""
+    writer: PeerId
+    receipts: Annotated[tuple[StoreReceipt, ...], AtMost(STORE_RECEIPTS_MAX)] = ()
+    """Writes of this key that another master must not repeat."""
+
 
 # -- peer to master ----------------------------------------------------------------------------
 
@@ -300,6 +379,29 @@ class OutcomeQuery:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreRequest:
+    """A member asks the run's store."""
+
+    number: int
+    op: StoreOp
+    keys: Annotated[tuple[StoreKey, ...], AtMost(STORE_KEYS_NAMED_MAX)] = ()
+    value: StoreValue = b""
+    expected: StoreValue = b""
+    open: Annotated[tuple[int, ...], AtMost(STORE_OPEN_MAX)] = ()
+    """All unanswered requests. The master forgets the other ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownEntry:
+    """Report: a key of the store, as the peer last wrote or read it."""
+
+    key: StoreKey
+    value: StoreValue | None
+    """Nil if it was deleted."""
+    change: StoreChange
+
+
+@dataclass(frozen=True, slots=True)
 class BlockedReply:
     """Answer to ``BlockedQuery``: no, too, while a handle is open or its outcome is unread."""
 
@@ -493,7 +595,8 @@ class KnownAnswer:
 class Proposed:
     """Store this outcome or answer, acknowledge it at once, and do not act on it yet.
 
-    The master sends it as a decision once a majority has stored it.
+    The master sends it as a decision once a majority has stored it. Without outcome and answer, the
+    acknowledgement alone matters.
     """
 
     place: int
@@ -552,6 +655,20 @@ class OperationWaits:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreAnswer:
+    """Answer to ``StoreRequest``."""
+
+    number: int
+    refusal: StoreRefusal | None = None
+    done: bool = True
+    """Set, deleted, or all keys exist."""
+    value: StoreValue | None = None
+    """The value, sum or count. Not what the peer has just set."""
+    change: StoreChange | None = None
+    """Of the key; nil if it has never existed."""
+
+
+@dataclass(frozen=True, slots=True)
 class AdmissionWaits:
     """Why the newcomer is not admitted yet."""
 
@@ -587,6 +704,7 @@ PeerMessage = (
     | KnownRoster
     | KnownOutcome
     | KnownAnswer
+    | KnownEntry
     | Reported
     | Prefetched
     | StatusRequest
@@ -604,6 +722,7 @@ PeerMessage = (
     | OperationDone
     | Withdraw
     | OutcomeQuery
+    | StoreRequest
     | BlockedReply
     | Holdings
     | LinkReport
@@ -633,6 +752,7 @@ MasterMessage = (
     | RoundWaits
     | RoundAwaits
     | OperationWaits
+    | StoreAnswer
     | AdmissionWaits
     | BlockedQuery
     | MasterHeartbeat

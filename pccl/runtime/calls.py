@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, replace
@@ -28,7 +28,9 @@ from pccl.machines.peer.events import (
     LeftFailed,
     PeerEvent,
     ReduceResult,
+    ReturnValue,
     RoundCall,
+    StoreCall,
     SyncCall,
     SyncResult,
 )
@@ -244,7 +246,7 @@ class Calls:
         lent = call.operand
         number = self._begin(event, deadline, call)
         try:
-            with self._waiting_for(call):
+            with nullcontext() if isinstance(event, StoreCall) else self._waiting_for(call):
                 return await call.future
         except asyncio.CancelledError:
             if number in self.open:
@@ -294,6 +296,8 @@ class Calls:
                 pass  # a synchronization has updated the caller's tensors and revision
 
     def _left_unnoticed(self, call: OpenCall, lent: Operand | None) -> None:
+        if isinstance(call.event, StoreCall):
+            return
         error = call.future.exception()
         if error is not None:
             self.left_failed(error)
@@ -375,7 +379,7 @@ class Calls:
 
     # -- outcomes ------------------------------------------------------------------------------
 
-    def resolve(self, number: int, value: ReduceResult | SyncResult | bool | None) -> None:
+    def resolve(self, number: int, value: ReturnValue) -> None:
         """End the call ``number`` with a result."""
         call = self._answered(number)
         if call is not None:

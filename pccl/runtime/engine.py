@@ -51,12 +51,14 @@ from pccl.machines.peer.events import (
     Send,
     SendAcross,
     SetLinks,
+    StoreResult,
     Tick,
 )
 from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.machines.peer.reporter import PeerReporter
 from pccl.machines.reachability import MeetPeer, TryAddress
 from pccl.protocol import errors
+from pccl.protocol.limits import STORE_KEYS_NAMED_MAX
 from pccl.protocol.run_messages import EvidenceReply
 from pccl.protocol.status_report import Figures
 from pccl.protocol.types import (
@@ -92,6 +94,7 @@ from pccl.runtime.requests import (
     ReduceRequest,
     RunRequest,
     SharedStateSyncInfo,
+    StoreQuestion,
 )
 from pccl.runtime.state.exchange import StateExchange
 from pccl.runtime.state.service import StateService
@@ -459,6 +462,18 @@ class PeerEngine:
             raise
         self.revision = info.revision
         return info
+
+    async def ask_store(self, question: StoreQuestion) -> StoreResult:
+        """Ask the run's store; the last answer counts, or the first one that is not ``done``."""
+        asks, deadline = question.asks, self.deadline(question.timeout_s)
+        result = StoreResult(done=True, value=None)
+        for first in range(0, max(1, len(asks.keys)), STORE_KEYS_NAMED_MAX):
+            keys = asks.keys[first : first + STORE_KEYS_NAMED_MAX]
+            result = await self.calls.wait(replace(asks, keys=keys), deadline)
+            assert isinstance(result, StoreResult)
+            if not result.done:
+                break
+        return result
 
     async def join_again(self, deadline: Deadline | None, *, prefetches: bool = False) -> None:
         """Join again as a newcomer. To the machine, this is a call of ``update_topology``."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pccl.collectives.residual import Residual
 from pccl.collectives.weighting import total_weight
-from pccl.machines.peer.events import ReduceCall, ReduceResult, SyncResult
+from pccl.machines.peer.events import ReduceCall, ReduceResult, StoreCall, SyncResult
 from pccl.protocol.handshake.keys import CURVE25519, Curves
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.types import Quorum, RoundKind
@@ -90,6 +90,14 @@ class RunRequest:
     timeout_s: float | None = None
     quorum: Quorum | None = None
     """When the call continues without late members; None: never."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreQuestion:
+    """A question to the run's store. Many keys are asked for in several calls."""
+
+    asks: StoreCall
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

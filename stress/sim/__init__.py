@@ -8,6 +8,7 @@
 * ``process``: simulated processes: the production classes with a simulated clock and host.
 * ``scenarios``: what a seed draws, and how a scenario is stored, replayed and reduced.
 * ``workloads``: the applications that simulated processes run.
+* ``store``: the run's key-value store in simulated runs.
 * ``faults``: faults of a simulated run: each is a dataclass with a script that carries it out.
 * ``parts``: the objects that all parts of one simulated run share.
 * ``builder``: builds the masters, the peers with their applications, and the links of a run.

@@ -24,6 +24,7 @@ from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenarios.scenario import Scenario, draw
 from pccl.stress.sim.scenarios.to_train import draw_to_train
 from pccl.stress.sim.stage import Seat, Stage
+from pccl.stress.sim.store.checker import StoreChecker
 from pccl.stress.sim.trace import Trace
 
 LIMIT_S = 250
@@ -75,6 +76,8 @@ class Simulation:
             checkers.state = StateCheckers(
                 scenario.syncs, checkers.done, known, may_part=scenario.standby
             )
+        if scenario.store:
+            checkers.store = StoreChecker(checkers.done, may_lose=scenario.standby)
         if scenario.training is not None:
             axes = scenario.processes_max
             checkers.training = TrainingCheckers(

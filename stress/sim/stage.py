@@ -333,6 +333,8 @@ class Stage:
         """Kill the (first) master; return whether it was alive."""
         alive = self.master.host.alive
         self.struck_ns = self.now_ns()
+        if self.checkers.store is not None:
+            self.checkers.store.may_lose = True
         self.master.kill()
         return alive
 

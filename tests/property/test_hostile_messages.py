@@ -42,7 +42,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.codec import StreamDecoder, encode
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import PCCLError
-from pccl.protocol.guards.allowance import PEERS_BYTES_MAX
+from pccl.protocol.guards.allowance import PEERS_BYTES_MAX, REPORTS
 from pccl.protocol.guards.source_shares import PortLimits
 from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.limits import (
@@ -126,7 +126,6 @@ def field_types(kind: Any) -> list[Any]:
 
 
 FROM_PEERS = typing.get_args(msg.PeerMessage)
-REPORTS = (msg.KnownRoster, msg.KnownOutcome, msg.KnownAnswer, msg.Reported)
 FROM_MEMBERS = tuple(kind for kind in FROM_PEERS if kind not in REPORTS)
 """Reports that are sent at another time cost the connection: most examples do without."""
 OPENERS = (msg.Register, msg.Resume, msg.Return, msg.StatusRequest, msg.RunQuery)

@@ -555,7 +555,7 @@ class Posted:
     done: bool = False
 
 
-Answer = pe.ReduceResult | pe.SyncResult | bool | errors.PCCLError | None
+Answer = pe.ReturnValue | errors.PCCLError
 """Of a call."""
 
 
@@ -757,9 +757,7 @@ class Process:
                     self.world.verdicts += 1
                 self._answer(call, error)
 
-    def _answer(
-        self, call: int, value: pe.ReduceResult | pe.SyncResult | bool | errors.PCCLError | None
-    ) -> None:
+    def _answer(self, call: int, value: Answer) -> None:
         del self.calls[call]  # exactly once
         assert all(posted.call != call for posted in self.posted.values()), "returned before End"
         self.results[call] = value

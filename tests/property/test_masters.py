@@ -271,6 +271,8 @@ class World:
             case msg.RoundClosed(round_id, _, pending, lockstep):
                 answer = (pending, lockstep)
                 assert self.answers.setdefault(round_id, answer) == answer
+            case msg.StoreAnswer():
+                pass  # nobody asks the store here
 
     def moves(self, ring: frozenset[PeerId], who: str) -> None:
         for other, by in self.rings.items():

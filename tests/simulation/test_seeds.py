@@ -56,6 +56,9 @@ EXCHANGES = (
 )
 """Seeds of the mix ``exchange``; the last ones have failed once."""
 
+STORES = range(12)
+"""Seeds of the mix ``store``."""
+
 SEALED_SEEDS = 5
 """How many seeds of each mix are played with encrypted connections."""
 
@@ -167,6 +170,7 @@ CAUGHT_IN_MIX = {
     "participants_not_adopted": ("quorum", 191),
     "posted_for_all": ("quorum", 10),
     "quorum_of_all_groups": ("quorum", 20),
+    "store_not_reported": ("store", 15),
     "subsets_outlive_their_view": ("exchange", 5),
     "unclaimed_forgotten": ("quorum", 27),
 }
@@ -305,6 +309,12 @@ def test_members_exchange_blocks_and_reduce_parts() -> None:
     result = play("exchange", EXCHANGES)
     counts = {what: result["done"].get(what, 0) for what in MIXES["exchange"].done}
     assert all(count >= 3 for count in counts.values()), counts
+
+
+def test_the_store_loses_nothing_and_counts_each_addition_once() -> None:
+    result = play("store", STORES)
+    counts = {what: result["done"].get(what, 0) for what in MIXES["store"].done}
+    assert all(count >= 30 for count in counts.values()), counts
 
 
 def test_two_masters_never_tell_two_outcomes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pccl.machines.master.links.meetings import Meetings
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import LinkMeasure, PeerId
+from pccl.protocol.types import LinkMeasure, MeasuredLink, PeerId
 from pccl.topology.ring_order import Pair
 from tests.support.scenarios import where
 
@@ -72,7 +72,7 @@ class MeetingRun:
             self.links.report(end, there, "no answer in time", now_ns)
 
     def measure(self, one: PeerId, other: PeerId, rtt_ns: int) -> None:
-        self.membership.note_measure(one, other, LinkMeasure(rtt_ns, 0))
+        self.membership.note_measures(one, [MeasuredLink(other, LinkMeasure(rtt_ns, 0))])
 
     def relays(self, one: PeerId = ONE, other: PeerId = TWO) -> list[int]:
         """The relays that the two could meet at after a heartbeat, the best first."""

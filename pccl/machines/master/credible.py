@@ -7,6 +7,7 @@ assertion, and takes no more than its share of memory.
 
 from __future__ import annotations
 
+from pccl.machines.key_value.server import TERM_SHIFT
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.handshake.opening import NO_RUN, RUN_BYTES
@@ -130,6 +131,20 @@ def check_answer(answer: msg.RoundClosed) -> None:
         RemoteProtocolError: no master gives this answer.
     """
     _check_numbers(answer.sequence, answer.round.n, answer.roster_version)
+
+
+def check_entry(known: msg.KnownEntry, header: msg.Return) -> None:
+    """Check a key of the store that a returning peer reports.
+
+    Raises:
+        RemoteProtocolError: no master up to the term of that peer has made this change.
+    """
+    change = known.change
+    receipts = change.receipts
+    _check_numbers(change.sequence, change.writer, *(one.sequence for one in receipts))
+    _check_numbers(0, *(max(one.peer, one.number) for one in receipts))
+    if change.sequence >> TERM_SHIFT > header.term:
+        raise RemoteProtocolError(reason="the reported key of the store is of a later term")
 
 
 def _check_operation(operation: OperationId, group: int) -> None:

@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 
 from pccl.machines.history import InvariantViolation
+from pccl.machines.key_value.server import StoreServer
 from pccl.machines.machine import Machine
 from pccl.machines.master.admission import Admission
-from pccl.machines.master.ballots.ballot import Expel
 from pccl.machines.master.ballots.finals import Finals
 from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.ballots.stalls import StallWatch
@@ -62,7 +62,7 @@ from pccl.machines.reachability import AddressTried, CallerTried
 from pccl.machines.ticks import Ticks, Wakefulness
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.guards.allowance import Trust
+from pccl.protocol.guards.allowance import REPORTS, Trust
 from pccl.protocol.handshake.keys import Signer
 from pccl.protocol.handshake.opening import NO_RUN
 from pccl.protocol.limits import Timing
@@ -122,12 +122,13 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.ballots = OpenBallots(us, who, self.finals, self.ratification, out)
         self.rounds = JointRounds(who, self.ballots, self.finals, self.ratification, out)
         self.waits = Waits(timing, who, self.rounds, self.ballots, out)
+        self.store = StoreServer()
         self.links = PeerLinks(timing, who, out, tests_addresses=tests_addresses, relays=relays)
         self.stalls = StallWatch(timing, who, self.ballots, self.finals, out, self.links)
         self.admission = Admission(tokens, signer.key, who, self.connections)
         self.removals = Removals(
             who, self.connections, self.links, self.ballots, self.finals, self.rounds,
-            self.ratification, out,
+            self.ratification, out, self.store,
         )  # fmt: skip
         self.registration = Registration(
             timing, us, random_bytes, who, self.connections, self.links, self.removals,
@@ -224,6 +225,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.ballots.check(self.history)
         self.finals.check(self.history)
         self.rounds.check(self.history)
+        self.store.check(self.history)
         self.inquiries.check(self.history)
 
     # -- events --------------------------------------------------------------------------------
@@ -309,18 +311,18 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case msg.LinkReport():
                 self.removals.expel(self.links.report(peer, message))
                 self.rounds.admit_into_empty_run()
-            case msg.AddressProbed(other, reason):
-                newcomer = self.membership.peers.get(other)
-                host = "" if reason or newcomer is None else newcomer.member.host
-                if self.links.tested(other, peer.id, host, reason):
+            case msg.AddressProbed():
+                if self.links.probed(peer.id, message):
                     self.rounds.admit_into_empty_run()
             case msg.Goodbye():
                 self.removals.remove(peer, RemovalCause.GOODBYE, "it left")
             case msg.Heartbeat():
                 self._on_heartbeat(peer, message)
             case msg.LinksMeasured(links):
-                for link in links:
-                    self.membership.note_measure(peer.id, link.peer, link.measure)
+                self.membership.note_measures(peer.id, links)
+            case msg.StoreRequest() if peer.admitted:
+                for asker, answer in self.store.take(peer.id, message, self.term):
+                    self.ratification.tell_current(self.membership.peers[asker], answer)
             case msg.Prefetched():
                 peer.prefetching = False
                 self.rounds.admit_into_empty_run()
@@ -332,7 +334,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 peer.blocked = peer.left_out = False
                 peer.pace.called(message, self._now_ns)
                 self.rounds.request(peer, round_id, quorum)
-            case msg.KnownRoster() | msg.KnownOutcome() | msg.KnownAnswer() | msg.Reported():
+            case _ if isinstance(message, REPORTS):
                 pass  # the peer has returned to this run, which does not need its report
             case _:
                 expel = self.ballots.take(peer, message)
@@ -447,6 +449,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.registration.restore(recovered)
         self.rounds.take_up(recovered.counts)
         self.ballots.take_up(recovered, self.finals.take_up(recovered))
+        self.store.take_up(recovered.entries, self.membership.peers)
         self.waits.begin_anew()
         reports = {r.peer: r for r in (*recovered.returned, *recovered.newcomers)}
         for report in reports.values():
@@ -454,14 +457,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             self.registration.welcome_back(peer, max(report.rosters, default=0))
         for report in reports.values():
             self._replay(report)
-        missing = [peer for peer in recovered.missing if peer in self.membership.peers]
-        left = tuple(peer for peer in missing if peer in recovered.left)
-        lost = tuple(peer for peer in missing if peer not in recovered.left)
-        if left:
-            self.removals.expel(Expel(left, RemovalCause.GOODBYE, "it left"))
-        if lost:
-            reason = "it did not come back to the restarted master"
-            self.removals.expel(Expel(lost, RemovalCause.CONTROL_LOST, reason))
+        self.removals.expel_missing(recovered)
         for report in recovered.strangers:
             if report.connection in callers:
                 group = report.header.registration.group

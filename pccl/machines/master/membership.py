@@ -21,7 +21,7 @@ from pccl.protocol.guards.source_shares import of_the_largest
 from pccl.protocol.limits import PENDING_MAX, ROSTERS_KEPT_MAX, TERM_GAP
 from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.messages import Admitted
-from pccl.protocol.types import NOBODY, AlgorithmTable, LinkMeasure, Member, PeerId, Roster
+from pccl.protocol.types import NOBODY, AlgorithmTable, MeasuredLink, Member, PeerId, Roster
 from pccl.telemetry.pace import Pace
 from pccl.topology.cost_model import choose_algorithms
 from pccl.topology.link_measures import LinkMatrix, LinkMeasures
@@ -251,11 +251,14 @@ class Membership:
         """What members have measured of their links."""
         return self._measures.matrix
 
-    def note_measure(self, reporter: PeerId, other: PeerId, measure: LinkMeasure) -> None:
-        """Record what ``reporter`` measured of its link to ``other``, if both are of one group."""
-        there = self.peers.get(other)
-        if there is not None and other != reporter and there.group == self.peers[reporter].group:
-            self._measures.note(reporter, other, measure)
+    def note_measures(self, reporter: PeerId, links: Iterable[MeasuredLink]) -> None:
+        """Record what ``reporter`` measured of its links to others of its group."""
+        for link in links:
+            there = self.peers.get(link.peer)
+            if there is None or there.id == reporter:
+                continue
+            if there.group == self.peers[reporter].group:
+                self._measures.note(reporter, link.peer, link.measure)
 
     def outdated(self) -> set[int]:
         """Return the groups whose newest view has a stale algorithm table."""

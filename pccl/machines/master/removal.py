@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pccl.machines.key_value.server import StoreServer
 from pccl.machines.master.ballots.ballot import Expel
 from pccl.machines.master.ballots.finals import Finals
 from pccl.machines.master.ballots.open_ballots import OpenBallots
@@ -12,6 +13,7 @@ from pccl.machines.master.links.peer_links import PeerLinks
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.master.rounds import JointRounds
 from pccl.machines.master.succession.ratification import Ratification
+from pccl.machines.master.succession.recovered import Recovered
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import DEPARTURES_MAX, REMOVED_KEPT_MAX, Timing
 from pccl.protocol.types import NS_PER_MS, PeerId, RemovalCause
@@ -56,6 +58,7 @@ class Removals:
         rounds: JointRounds,
         ratification: Ratification,
         outbox: Outbox,
+        store: StoreServer,
     ) -> None:
         self._membership = membership
         self._connections = connections
@@ -65,6 +68,7 @@ class Removals:
         self._rounds = rounds
         self._ratification = ratification
         self._outbox = outbox
+        self._store = store
         self.recent: dict[PeerId, Removal] = {}
         """The latest removals by peer, the newest last."""
 
@@ -85,10 +89,22 @@ class Removals:
         self._ballots.forget_numbers()
         self._rounds.forget(gone)
         self._finals.forget(gone)
+        self._store.forget(gone)
         self._ballots.lose(gone, f"{expel.cause.name.lower()}, {expel.reason}")
         self._rounds.close_complete()
         self._ballots.forget(gone)
         self._rounds.admit_into_empty_run()
+
+    def expel_missing(self, recovered: Recovered) -> None:
+        """Remove the members of a recovered run that did not return, or said goodbye since."""
+        missing = [peer for peer in recovered.missing if peer in self._membership.peers]
+        left = tuple(peer for peer in missing if peer in recovered.left)
+        lost = tuple(peer for peer in missing if peer not in recovered.left)
+        if left:
+            self.expel(Expel(left, RemovalCause.GOODBYE, "it left"))
+        if lost:
+            reason = "it did not come back to the restarted master"
+            self.expel(Expel(lost, RemovalCause.CONTROL_LOST, reason))
 
     def remove(self, peer: RegisteredPeer, cause: RemovalCause, reason: str) -> None:
         """Remove one peer from the run."""

@@ -334,16 +334,15 @@ class JointCalls:
             return CallDeferred()
         return self._catch_up(event)
 
-    def claim(self, call: int) -> None:
-        """Record that the caller of a launched call reads its outcome."""
-        self._membership.claim(call)
-        self._refusals.claim(call)
-
-    def forget(self, call: int) -> None:
-        """Record that no caller will read the outcome of a launched call."""
-        self._membership.forget(call)
-        self._operations.forget(call)
-        self._refusals.forget(call)
+    def release(self, event: ev.Claim | ev.Forget) -> None:
+        """Record that the caller of a launched call reads its outcome, or that no caller will."""
+        if isinstance(event, ev.Claim):
+            self._membership.claim(event.call)
+            self._refusals.claim(event.call)
+        else:
+            self._membership.forget(event.call)
+            self._operations.forget(event.call)
+            self._refusals.forget(event.call)
 
     def fail(self, loss: OneTimeError) -> None:
         """End all open calls with ``loss``."""

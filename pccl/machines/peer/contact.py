@@ -204,9 +204,7 @@ class PeerOutbox:
         if self._contact.connected:
             self._effects.append(ev.Send(message))
 
-    def return_(
-        self, call: int, value: ev.ReduceResult | ev.SyncResult | bool | None = None
-    ) -> None:
+    def return_(self, call: int, value: ev.ReturnValue = None) -> None:
         """Return ``value`` to the caller of ``call``."""
         self._effects.append(ev.ReturnCall(call, value))
 

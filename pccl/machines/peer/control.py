@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pccl.machines.key_value.client import StoreClient
 from pccl.machines.peer import events as ev
 from pccl.machines.peer import words
 from pccl.machines.peer.contact import MasterLiveness, PeerOutbox
@@ -75,6 +76,7 @@ class ControlConnection:
         rounds: requested rounds.
         operations: posted operations.
         synchronizations: what this peer expects of the shared state.
+        store: requests to the run's store.
     """
 
     def __init__(
@@ -90,11 +92,13 @@ class ControlConnection:
         rounds: OpenRounds,
         operations: OpenOperations,
         synchronizations: Synchronizations,
+        store: StoreClient,
     ) -> None:
         self._timing, self._out, self._contact = timing, out, contact
         self._own, self._membership, self._heartbeats = own, membership, heartbeats
         self._links, self._finals, self._rounds = links, finals, rounds
         self._operations, self._synchronizations = operations, synchronizations
+        self._store = store
         self.join: JoinAttempt | None = None
         """The open attempt to join; None once this peer is admitted or lost."""
         self._registration: msg.Register | None = None
@@ -192,7 +196,8 @@ class ControlConnection:
                 self._synchronizations.expected,
             )
         )
-        for report in (*self._membership.roster_reports(), *self._finals.report()):
+        rosters, finals = self._membership.roster_reports(), self._finals.report()
+        for report in (*rosters, *finals, *self._store.report()):
             self._out.send(report)
         self._repeat()
         self._out.send(msg.Reported())
@@ -234,6 +239,7 @@ class ControlConnection:
         newest = self._membership.newest
         for operation in self._operations.elsewhere(newest.open_views if newest else ()):
             self._out.send(msg.OutcomeQuery(operation))
+        self._store.repeat()
 
     def closed(self, reason: str, now_ns: int) -> errors.PCCLError | None:
         """Record the end of a connection or of an attempt: dial again, or return why to give up."""

@@ -10,6 +10,7 @@ from pccl.machines.reachability import LinkChanged as LinkChanged
 from pccl.machines.reachability import LinkMeasurements as LinkMeasurements
 from pccl.machines.reachability import ReportUndialable as ReportUndialable
 from pccl.machines.results import ReduceResult as ReduceResult
+from pccl.machines.results import StoreResult as StoreResult
 from pccl.machines.results import SyncResult as SyncResult
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
@@ -98,7 +99,18 @@ class SyncCall:
     quorum: Quorum | None = None
 
 
-CallEvent = JoinCall | RoundCall | ReduceCall | SyncCall
+@dataclass(frozen=True, slots=True)
+class StoreCall:
+    """The caller asks the run's store. It is no joint call."""
+
+    call: int
+    op: msg.StoreOp
+    keys: tuple[bytes, ...] = ()
+    value: bytes = b""
+    expected: bytes = b""
+
+
+CallEvent = JoinCall | RoundCall | ReduceCall | SyncCall | StoreCall
 """The events that begin a call; each has a number."""
 
 
@@ -263,10 +275,11 @@ class Tick:
 
 
 PeerEvent = (
-    JoinCall | RoundCall | ReduceCall | SyncCall | Claim | Forget | LeaveCall | CallersAsked |
-    Close | ControlOpened | ControlMessage | ControlClosed | LinkChanged | LinkMeasurements |
-    AddressTried | ReduceDone | NotFinite | ResultFetched | SyncStarved | ComparisonDone |
-    PrefetchDone | HoldingsKnown | LeftCommitted | LeftAnswered | LeftFailed | LeftAdmitted | Tick
+    JoinCall | RoundCall | ReduceCall | SyncCall | StoreCall | Claim | Forget | LeaveCall |
+    CallersAsked | Close | ControlOpened | ControlMessage | ControlClosed | LinkChanged |
+    LinkMeasurements | AddressTried | ReduceDone | NotFinite | ResultFetched | SyncStarved |
+    ComparisonDone | PrefetchDone | HoldingsKnown | LeftCommitted | LeftAnswered | LeftFailed |
+    LeftAdmitted | Tick
 )  # fmt: skip
 
 # -- effects -----------------------------------------------------------------------------------
@@ -445,16 +458,19 @@ class ForgetEarly:
     """Drop the stored early frames of operations that can no longer be posted here."""
 
 
+ReturnValue = ReduceResult | SyncResult | StoreResult | bool | None
+
+
 @dataclass(frozen=True, slots=True)
 class ReturnCall:
     """Return ``value`` to the caller.
 
-    The value is a ReduceResult for collectives, a SyncResult for shared state, a bool for
-    PEERS_PENDING, else None.
+    The value is a ReduceResult for collectives, a SyncResult for shared state, a StoreResult for
+    the store, a bool for PEERS_PENDING, else None.
     """
 
     call: int
-    value: ReduceResult | SyncResult | bool | None
+    value: ReturnValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,28 +482,8 @@ class RaiseCall:
 
 
 PeerEffect = (
-    Send
-    | DialControl
-    | CloseControl
-    | SetLinks
-    | MeetPeer
-    | Post
-    | PostSync
-    | BeginSync
-    | CompareSync
-    | Begin
-    | FetchResult
-    | KeepResult
-    | CloseGap
-    | SendAcross
-    | Detach
-    | End
-    | AskCallers
-    | ReportWait
-    | TryAddress
-    | ReportUndialable
-    | GiveEvidence
-    | ForgetEarly
-    | ReturnCall
-    | RaiseCall
-)
+    Send | DialControl | CloseControl | SetLinks | MeetPeer | Post | PostSync | BeginSync |
+    CompareSync | Begin | FetchResult | KeepResult | CloseGap | SendAcross | Detach | End |
+    AskCallers | ReportWait | TryAddress | ReportUndialable | GiveEvidence | ForgetEarly |
+    ReturnCall | RaiseCall
+)  # fmt: skip

@@ -138,10 +138,11 @@ class SeenFinals:
     def store(self, message: msg.Proposed) -> int:
         """Keep a proposal, perhaps a repeated one; return the place up to which all are kept."""
         final = message.outcome or message.answer
-        if final is None or (message.outcome and message.answer):
-            raise errors.RemoteProtocolError(
-                func="control", reason="the master proposed no decision, or two in one message"
-            )
+        if message.outcome and message.answer:
+            reason = "the master proposed two decisions in one message"
+            raise errors.RemoteProtocolError(func="control", reason=reason)
+        if final is None:  # the master only asks if this peer follows it
+            return message.place
         known = self._known(final)
         told = known is not None and known.told
         self._keep(_Final(final, told, message.expected))

@@ -19,6 +19,7 @@ Invariants:
 from __future__ import annotations
 
 from pccl.machines.history import InvariantViolation
+from pccl.machines.key_value.client import StoreClient
 from pccl.machines.machine import Machine
 from pccl.machines.peer import events as ev
 from pccl.machines.peer import words
@@ -94,9 +95,10 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             out, own, membership, operations, self.eager, self.synchronizations, self.refusals,
             self.finals, self.heartbeats,
         )  # fmt: skip
+        self.store = StoreClient(out, own)
         self.control = ControlConnection(
             timing, out, self.contact, own, membership, self.heartbeats, self.links, self.finals,
-            self.rounds, operations, self.synchronizations,
+            self.rounds, operations, self.synchronizations, self.store,
         )  # fmt: skip
 
     # -- queries ---------------------------------------------------------------------------------
@@ -205,10 +207,10 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                 self.control.begin_join(event, self._now_ns)
             case ev.RoundCall() | ev.ReduceCall() | ev.SyncCall():
                 self._make(event)
-            case ev.Claim(call):
-                self.calls.claim(call)
-            case ev.Forget(call):
-                self.calls.forget(call)
+            case ev.StoreCall():
+                self.store.call(event, self.loss)
+            case ev.Claim() | ev.Forget():
+                self.calls.release(event)
             case ev.LeaveCall(call, reason):
                 self._leave(call, reason)
             case ev.CallersAsked(query, blocked):
@@ -297,6 +299,8 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                 self.rounds.note_wait(message)
             case msg.OperationWaits():
                 self.out.add(*self.operations.note_wait(message))
+            case msg.StoreAnswer():
+                self.store.answered(message)
             case msg.AdmissionWaits():
                 self.control.admission_waits(message)
             case msg.BlockedQuery() | msg.EvidenceQuery():
@@ -329,7 +333,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
     def _tick(self, progress: tuple[msg.Progress, ...], blocked: bool, busy_ns: int) -> None:
         if self.own.takes_part:
             self.heartbeats.tick(progress, self._now_ns, blocked=blocked)
-            waits = len(self.operations) > 0 or len(self.rounds) > 0
+            waits = len(self.operations) > 0 or len(self.rounds) > 0 or len(self.store) > 0
             self._lose_if(self.control.watch(self._now_ns, busy_ns, waits=waits))
 
     def _is_blocked(self, callers_blocked: bool) -> bool:
@@ -374,7 +378,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         current, join = self.rounds.of_call(call), self.control.join
         if operation is not None:
             self.collectives.leave(operation, reason)
-        elif self.collectives.leave_late(call, reason):
+        elif self.collectives.leave_late(call, reason) or self.store.leave(call, reason):
             pass
         elif self.calls.deferred.leave(call, reason):
             self.out.raise_(call, words.left(reason))
@@ -432,6 +436,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         self.contact.connected = False
         loss = self.refusals.loss = self.refusals.loss or OneTimeError(error)
         self.calls.fail(loss)
+        self.store.fail(error)
         self.finals.clear()
         join = self.control.end_join()
         if join is not None:
@@ -450,6 +455,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         if self.standing is Standing.MEMBER and (self.seen is None or self.newest is None):
             raise InvariantViolation("a member has no roster", self.history)
         open_count = len(self.operations) + len(self.rounds) + len(self.calls.deferred)
+        open_count += len(self.store)
         if self.standing in (Standing.LOST, Standing.CLOSED) and open_count:
             raise InvariantViolation("calls are open outside the run", self.history)
         joins = self.standing in (Standing.JOINING, Standing.PENDING)

@@ -8,7 +8,13 @@ from __future__ import annotations
 from pccl.machines.peer import events as ev
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
-from pccl.protocol.limits import OPERATIONS_OPEN_MAX
+from pccl.protocol.limits import (
+    OPERATIONS_OPEN_MAX,
+    STORE_BYTES_MAX,
+    STORE_MEMBER_BYTES_MAX,
+    STORE_OPEN_MAX,
+    STORE_VALUE_BYTES_MAX,
+)
 from pccl.protocol.operation import Subset, name_peers, name_tag
 from pccl.protocol.shared_state import Offer
 from pccl.protocol.types import (
@@ -25,6 +31,9 @@ from pccl.protocol.types import (
 
 _NOT_FINITE = "are not finite, although it declared a finite contribution"
 """Why an operation was withdrawn that no retry helps."""
+
+_NAMED_MAX = 3
+"""Keys of the store that an error names."""
 
 STARTED_TWICE = "another master has started it with other contributors"
 """Why an operation is withdrawn that two masters have started."""
@@ -46,6 +55,8 @@ def call_name(event: ev.CallEvent) -> tuple[str, int | None]:
             return kind.call_name, None
         case ev.SyncCall(offer=offer):
             return offer.purpose.call_name, None
+        case ev.StoreCall(op=op):
+            return f"store.{op.label}", None
         case ev.JoinCall(rejoins=rejoins):
             return "update_topology" if rejoins else "connect", None
 
@@ -91,6 +102,29 @@ def closed() -> errors.NotConnected:
 def operations_open() -> errors.PendingOperations:
     """Return the error of a joint call that is made while collectives of this peer are open."""
     reason = "collectives of this peer are still open; wait for them (and their handles) first"
+    return errors.PendingOperations(reason=reason)
+
+
+def store_refused(refusal: msg.StoreRefusal, key: bytes) -> errors.PCCLError | ValueError:
+    """Return the error of a call that the run's store has refused."""
+    name = key.decode("utf-8", "replace")
+    match refusal:
+        case msg.StoreRefusal.FULL:
+            reason = f"the store of the run has {STORE_BYTES_MAX >> 20} MiB, the maximum"
+        case msg.StoreRefusal.MEMBER_FULL:
+            reason = f"this peer has {STORE_MEMBER_BYTES_MAX >> 20} MiB in the store, the maximum"
+        case msg.StoreRefusal.NO_NUMBER:
+            return ValueError(f"add({name!r}): the value, or the sum, is no 64-bit number")
+        case msg.StoreRefusal.TOO_LONG:
+            longest = STORE_VALUE_BYTES_MAX
+            return ValueError(f"append({name!r}): a value must have at most {longest} bytes")
+    reason = f"{reason}, so {name!r} was not set; delete keys that are not needed any more"
+    return errors.PCCLError(errors.Result.INVALID_USAGE, reason=reason)
+
+
+def store_calls_open() -> errors.PendingOperations:
+    """Return the error of a call with too many open calls to the store."""
+    reason = f"{STORE_OPEN_MAX} calls to the store are open; wait for one of them first"
     return errors.PendingOperations(reason=reason)
 
 
@@ -170,6 +204,15 @@ def alone_in_the_run() -> errors.TooFewPeers:
 def left(why: str, waits_for: str = "") -> errors.DeadlineExceeded:
     """Return the error of a caller that stopped waiting; ``waits_for``: members, if known."""
     return errors.DeadlineExceeded(reason=f"{why}; it waited for {waits_for}" if waits_for else why)
+
+
+def left_store(why: str, request: msg.StoreRequest) -> errors.DeadlineExceeded:
+    """Return the error of a caller that stopped waiting for the run's store."""
+    if request.op not in (msg.StoreOp.GET, msg.StoreOp.WAIT):
+        return left(why, "the master")
+    names = ", ".join(repr(key.decode("utf-8", "replace")) for key in request.keys[:_NAMED_MAX])
+    more = f" and {len(request.keys) - _NAMED_MAX} more" if request.keys[_NAMED_MAX:] else ""
+    return left(why, f"a member to set {names}{more}")
 
 
 def left_round(why: str, kind: RoundKind, waits_for: str) -> errors.DeadlineExceeded:

@@ -40,8 +40,9 @@ _OPENERS = (
     msg.Goodbye,
     msg.Damaged,
 )
-_REPORT = (msg.KnownRoster, msg.KnownOutcome, msg.KnownAnswer, msg.Reported)
-_MEMBERS_SAY = (*_REPORT, msg.AddressProbed, msg.EvidenceReply)
+REPORTS = (msg.KnownRoster, msg.KnownOutcome, msg.KnownAnswer, msg.KnownEntry, msg.Reported)
+"""What only a returning peer sends, before its requests."""
+_MEMBERS_SAY = (*REPORTS, msg.AddressProbed, msg.EvidenceReply, msg.StoreRequest)
 """Messages that a newcomer may not send."""
 _MASTERS_SAY = frozenset(msg.MasterMessage.__args__)
 
@@ -55,7 +56,7 @@ def _peers_bytes_max(trust: Trust, kind: type[msg.Message]) -> int:
         case Trust.NEWCOMER:
             allowed = kind not in _MEMBERS_SAY
         case Trust.MEMBER:
-            allowed = kind not in _REPORT
+            allowed = kind not in REPORTS
     narrow = trust in (Trust.STRANGER, Trust.NEWCOMER)
     return allowed * (min(BYTES_MAX[kind], NEWCOMER_BYTES_MAX) if narrow else BYTES_MAX[kind])
 

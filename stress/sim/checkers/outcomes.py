@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pccl.stress.sim.checkers.state import StateCheckers
     from pccl.stress.sim.checkers.training import TrainingCheckers
     from pccl.stress.sim.process import PeerProcess
+    from pccl.stress.sim.store.checker import StoreChecker
 
 Array = npt.NDArray[Any]
 
@@ -85,6 +86,8 @@ class Checkers:
         """Checks guarded averages; None: the run has none."""
         self.state: StateCheckers | None = None
         """Checks shared state; None: the run has no shared state."""
+        self.store: StoreChecker | None = None
+        """Checks calls to the run's store; None: nobody calls it."""
         self.training: TrainingCheckers | None = None
         """Checks processes that train; None: no process trains."""
         self.before_goodbye: Callable[[PeerProcess, Sleep], Coroutine[Any, Any, None]] = _pass

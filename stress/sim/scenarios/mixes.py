@@ -25,6 +25,7 @@ from pccl.stress.sim.scenarios.scenario import (
     draw_corrupted,
     draw_two_masters,
     draw_with_exchanges,
+    draw_with_store,
 )
 from pccl.stress.sim.scenarios.to_train import draw_to_train
 from pccl.stress.sim.stage import CALLER_LEFT, CALLER_LEFT_DIVIDED, in_phase
@@ -103,6 +104,12 @@ MIXES: dict[str, Mix] = {
             *(one.label for one in sorted(EXCHANGES | REDUCTIONS_OF_PARTS)),
             "calls of subsets",
         ),
+        seeds_min=500,
+    ),
+    "store": Mix(
+        draw_with_store,
+        _OF_CALLS,
+        done=tuple(f"store.{call}" for call in ("add", "set", "get", "wait")),
         seeds_min=500,
     ),
     "corruption": Mix(

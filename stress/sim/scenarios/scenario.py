@@ -124,6 +124,8 @@ class Scenario:
     barriers: bool = False
     exchanges: tuple[Collective, ...] = ()
     """Exchanges and reductions of parts, which each iteration makes one after the other."""
+    store: bool = False
+    """Whether each process calls the run's store, beside its joint calls."""
     optimizes: bool = False
     min_peers: int = 1
     """``min_peers`` of the first ``connect`` of each process, which has a time limit."""
@@ -388,6 +390,14 @@ def draw_with_exchanges(seed: int) -> Scenario:
     if shut > 1 and not plain.relays:  # some pair never has a link
         kinds = []
     return replace(plain, exchanges=tuple(kinds))
+
+
+def draw_with_store(seed: int) -> Scenario:
+    """Draw the scenario of ``seed`` in which members also call the run's store.
+
+    In every third run, a living first master is cut off from some members.
+    """
+    return replace(draw(seed) if seed % 3 else draw_two_masters(seed), store=True)
 
 
 def _settling_ns(timing: Timing) -> int:

@@ -42,6 +42,7 @@ from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenarios.scenario import Buckets, Slot, Style
+from pccl.stress.sim.store.work import StoreWork
 from pccl.stress.sim.workloads.application import Application, name_of, patience_s
 from pccl.stress.sim.workloads.calls import Interrupted, SimCalls
 from pccl.stress.sim.workloads.exchanges import ExchangeWork
@@ -81,6 +82,9 @@ class Workload(Application):
         self._rng = Random(f"{parts.scenario.seed}/{process.name}")
         self._calls = SimCalls(parts, process, self._rng, self.sleep)
         self._exchanges = ExchangeWork(parts, process, self._calls, self._rng)
+        self._store: StoreWork | None = None
+        if parts.checkers.store is not None:
+            self._store = StoreWork(parts, parts.checkers.store, process, self._calls)
         self._iteration = 0
         self._rejoins = False
         """Whether the next life begins with ``update_topology`` instead of ``connect``."""
@@ -98,7 +102,8 @@ class Workload(Application):
             await self._calls.joint(RoundKind.UPDATE_TOPOLOGY, patience_s(self._scenario))
         else:
             await self._connect(life)
-        await self._work(rejoined=rejoins)
+        work = self._work(rejoined=rejoins)
+        await (work if self._store is None else self._store.during(work))
 
     def _is_final(self, error: PCCLError) -> bool:
         self._checkers.may_raise(self._process.name, error)

@@ -237,6 +237,7 @@ def _fill_samples() -> None:
     elected = [7, b"layout", b"content", [1], [2], [3], b"extra", [1]]
     outcome = [op, None, "", [1], 7, 3, ["w", 2, "where"], [0.0, 2.5], elected, b"d" * 32]
     quorum = [3, 0.5, 250]
+    change = [9, 2, [[1, 5, 8, b"6"]]]
     lineage = [b"run", op]
     later = ("", 4, 3, 250, 2.5, [["cosine", 0.25]], 1, b"fingerprint")
     bodies: dict[type[Any], list[Any]] = {
@@ -291,6 +292,9 @@ def _fill_samples() -> None:
         msg.KnownRoster: [17, roster, b"m"],
         msg.KnownOutcome: [18, outcome, False, [7, lineage]],
         msg.KnownAnswer: [19, answer, False],
+        msg.StoreRequest: [28, 4, 4, [b"key", b"other"], b"desired", b"expected", [4, 6]],
+        msg.KnownEntry: [29, b"key", b"7", change],
+        msg.StoreAnswer: [93, 4, 3, False, b"7", change],
         msg.Reported: [20],
         msg.AddressQuery: [31, "h", 9, b"pad"],
         msg.AddressIs: [95, "10.0.0.7", True, "connection refused", 10**15, 41201, True, b""],

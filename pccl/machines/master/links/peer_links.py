@@ -149,6 +149,12 @@ class PeerLinks:
             return False
         return self.tested(peer.id, None, event.host, event.reason)
 
+    def probed(self, by: PeerId, message: msg.AddressProbed) -> bool:
+        """Record the test of a member; return whether the newcomer may be admitted from now on."""
+        newcomer = self._membership.peers.get(message.peer)
+        host = "" if message.reason or newcomer is None else newcomer.member.host
+        return self.tested(message.peer, by, host, message.reason)
+
     def tested(self, tested: PeerId, by: PeerId | None, host: str, reason: str) -> bool:
         """Record the result of a test; return whether the newcomer may be admitted from now on.
 

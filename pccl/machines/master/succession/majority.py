@@ -29,7 +29,9 @@ from pccl.machines.master.succession.proposals import Proposals
 from pccl.protocol import messages as msg
 from pccl.protocol.types import PeerId
 
-HELD_BACK = (msg.OperationStarted, msg.SyncStarted, msg.OperationEnded, msg.RoundClosed)
+HELD_BACK = (
+    msg.OperationStarted, msg.SyncStarted, msg.OperationEnded, msg.RoundClosed, msg.StoreAnswer,
+)  # fmt: skip
 """Messages that move the run. Rosters do not, because callers see them only with such a message.
 Admissions do not: a newcomer alone decides nothing, and acknowledges the roster that it gets."""
 
@@ -102,6 +104,7 @@ class Majority:
         self._bases = (Basis(members, len(members), is_ours=True),)
         self._lacking_since_ns = None
         self.ratified = membership.version
+        self.proposals.answered()
         held, self._held = list(self._held), {}
         return held
 

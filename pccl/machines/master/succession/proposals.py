@@ -37,7 +37,8 @@ class Proposals:
     """The proposals of this term that are not settled, in order."""
 
     def __init__(self) -> None:
-        self._open: dict[OperationId | RoundId, msg.Proposed] = {}
+        self._open: dict[OperationId | RoundId | int, msg.Proposed] = {}
+        """By the subject of the decision, or by place if there is no decision."""
         self._last = 0
 
     def __contains__(self, key: OperationId | RoundId) -> bool:
@@ -53,6 +54,16 @@ class Proposals:
             self._open[final.operation] = proposed
         else:
             self._open[final.round] = msg.Proposed(self._last, None, final)
+
+    def ask(self) -> None:
+        """Propose nothing, so that a majority shows that it follows this master."""
+        self._last += 1
+        self._open[self._last] = msg.Proposed(self._last, None, None)
+
+    def answered(self) -> None:
+        """Drop the proposals of nothing, because a majority has acknowledged them."""
+        for key in [key for key in self._open if isinstance(key, int)]:
+            del self._open[key]
 
     def settle(self, keys: Iterable[OperationId | RoundId]) -> None:
         """Drop proposals, because every member concerned has acknowledged their finals."""

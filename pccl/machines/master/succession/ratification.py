@@ -141,6 +141,14 @@ class Ratification:
             for peer in self._membership.members() if sends else ():
                 self._send_proposals(peer)
 
+    def tell_current(self, peer: RegisteredPeer, message: msg.StoreAnswer) -> None:
+        """Send an answer once a majority has shown that it still follows this master."""
+        if not self.is_sole:
+            self._majority.proposals.ask()
+            for member in self._membership.members():
+                self._send_proposals(member)
+        self.tell([peer], message)
+
     def _send_proposals(self, peer: RegisteredPeer) -> None:
         for proposed in self._majority.proposals.after(peer.sent_place):
             self._outbox.send(peer, proposed)

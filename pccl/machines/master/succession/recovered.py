@@ -38,6 +38,7 @@ class Recovered:
         sequence: the highest place of a decision.
         expected: the expected shared state of each group.
         states: by operation: the expected shared state after its outcome.
+        entries: keys of the store, as members last wrote or read them.
     """
 
     term: int
@@ -54,6 +55,7 @@ class Recovered:
     sequence: int
     expected: dict[int, Expected]
     states: dict[OperationId, Expected]
+    entries: list[msg.KnownEntry]
     left: set[PeerId]
     """The peers that returned and then said goodbye."""
 
@@ -138,6 +140,7 @@ def recovered_run(
         sequence=max(decided, default=0),
         expected=expected_states(believed, finals),
         states={o.outcome.operation: o.expected for o in finals},
+        entries=[entry for report in heard for entry in report.entries],
         left=left,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pccl.machines.master.connections import Caller
-from pccl.machines.master.credible import check_answer, check_known_outcome
+from pccl.machines.master.credible import check_answer, check_entry, check_known_outcome
 from pccl.machines.master.succession.footprint import footprint
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
@@ -37,6 +37,7 @@ class Report:
     rosters: dict[int, Roster] = field(default_factory=dict[int, Roster])
     outcomes: list[msg.KnownOutcome] = field(default_factory=list[msg.KnownOutcome])
     answers: list[msg.KnownAnswer] = field(default_factory=list[msg.KnownAnswer])
+    entries: list[msg.KnownEntry] = field(default_factory=list[msg.KnownEntry])
     links: dict[PeerId, msg.LinkReport] = field(default_factory=dict[PeerId, msg.LinkReport])
     """Other peer -> the last report about the link to it."""
     requests: list[msg.Message] = field(default_factory=list[msg.Message])
@@ -89,6 +90,10 @@ class Report:
                 check_answer(answer)
                 nbytes = max(nbytes, REQUEST_BYTES_MIN)
                 self.answers.append(message)
+            case msg.KnownEntry() if not self.complete:
+                check_entry(message, self.header)
+                nbytes = max(nbytes, REQUEST_BYTES_MIN)
+                self.entries.append(message)
             case msg.LinkReport(other, _, reason):
                 nbytes = _LINK_BYTES + len(reason) if other not in self.links else len(reason)
                 self.links[other] = message
@@ -113,6 +118,7 @@ _REQUESTS = (
     msg.OperationDone,
     msg.Withdraw,
     msg.OutcomeQuery,
+    msg.StoreRequest,
     msg.BlockedReply,
     msg.Holdings,
     msg.LinksMeasured,

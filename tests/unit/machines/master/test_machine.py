@@ -148,7 +148,11 @@ def test_a_neighbour_does_not_pay_for_a_silent_member() -> None:
 
 def test_members_that_share_a_tag_by_chance_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of their hashes may be equal."""
-    monkeypatch.setattr("pccl.protocol.operation.subset_tag", lambda *_: 1 << 63)
+
+    def one_tag_for_all(*_: object) -> int:
+        return 1 << 63
+
+    monkeypatch.setattr("pccl.protocol.operation.subset_tag", one_tag_for_all)
     master = new(5)
     asked = op(tag=1 << 63, view=2)
     first = msg.OperationRequest(asked, SUM, among=subset(1, 2))

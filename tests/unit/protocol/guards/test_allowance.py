@@ -16,6 +16,7 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.guards.allowance import (
     CHARGED,
     PEERS_BYTES_MAX,
+    REPORTS,
     Allowance,
     SharedAllowance,
     Trust,
@@ -30,6 +31,7 @@ from pccl.protocol.limits import (
     NEWCOMER_BYTES_MAX,
     PADDING_BYTES_MAX,
     PROGRESS_BATCH_MAX,
+    STORE_VALUE_BYTES_MAX,
 )
 from pccl.protocol.types import LinkMeasure, MeasuredLink, OperationId, PeerId, RoundId, RoundKind
 
@@ -57,7 +59,7 @@ def test_a_newcomer_sends_little() -> None:
     assert len(encode(msg.LinksMeasured(links))) < NEWCOMER_BYTES_MAX
 
 
-@pytest.mark.parametrize("kind", [msg.KnownRoster, msg.KnownOutcome, msg.KnownAnswer, msg.Reported])
+@pytest.mark.parametrize("kind", REPORTS)
 def test_only_a_returning_peer_reports(kind: type[Any]) -> None:
     allowed = [PEERS_BYTES_MAX[trust].get(kind, 0) for trust in Trust]
     assert allowed == [0, 0, BYTES_MAX[kind], BYTES_MAX[kind], 0]
@@ -68,9 +70,10 @@ def test_what_a_run_that_goes_on_needs_not_is_charged() -> None:
 
 
 def test_nothing_that_a_member_sends_is_larger_than_a_heartbeat() -> None:
-    """Apart from evidence: one string of bytes, which takes less time to decode."""
+    """Apart from evidence and the store: strings of bytes, which take less time to decode."""
     sizes = {kind: PEERS_BYTES_MAX[Trust.MEMBER].get(kind, 0) for kind in FROM_PEERS}
     assert sizes.pop(msg.EvidenceReply) < 2 * EVIDENCE_BYTES_MAX
+    assert sizes.pop(msg.StoreRequest) < 3 * STORE_VALUE_BYTES_MAX
     assert max(sizes.values()) == sizes[msg.Heartbeat] == 40 << 10
 
 

@@ -428,3 +428,21 @@ def test_a_master_names_those_that_may_have_gone_on_without_it() -> None:
     master.wait(2, 1)
     assert master.machine.membership.roster(0).ring == (PeerId(1),)
     assert set(master.machine.vouched().keys or ()) == {1, 2, 3}
+
+
+def test_the_store_answers_once_a_majority_still_follows_this_master() -> None:
+    """Another master may have carried out other writes since."""
+    master = MasterStage().new()
+    master.together(0, 0, 0, masters=2)
+    for peer in (1, 2):
+        acknowledge(master, peer)
+    asked = msg.StoreRequest(1, msg.StoreOp.SET, (b"k",), b"v", open=(1,))
+    effects = master.hear(1, asked)
+    assert told(effects, msg.Proposed) == [(n, msg.Proposed(1, None, None)) for n in (1, 2, 3)]
+    assert told(effects, msg.StoreAnswer) == []
+    assert told(acknowledge(master, 1, stored=1), msg.StoreAnswer) == []
+    assert [n for n, _ in told(acknowledge(master, 2, stored=1), msg.StoreAnswer)] == [1]
+    effects = master.hear(2, msg.StoreRequest(1, msg.StoreOp.GET, (b"k",), open=(1,)))
+    assert {one.place for _, one in told(effects, msg.Proposed)} == {2}
+    acknowledge(master, 3, stored=2)
+    assert [n for n, _ in told(acknowledge(master, 1, stored=2), msg.StoreAnswer)] == [2]
