@@ -2,18 +2,21 @@
 
 All members get the same outcome of a reduce: either committed with the same contributors, or
 aborted. So after a loss, all survivors launch the same reduces again, if each launches all reduces
-before it reads an outcome. ``wait`` ensures that. If a peer dies after some reduces were
-committed, only these contain its values. Each average is a mean over its own contributors, with
-the same bits on all members.
+before it reads an outcome. ``wait`` ensures that.
+
+If a peer dies after some reduces were committed, only these contain its values. A mean over its own
+contributors has the same bits on all members, so it may stay. Where all reduces must be over the
+same contributors, as for sums that are divided by a fixed number, they are repeated without the
+dead peer: for this they leave their inputs unchanged.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
-import pccl
 from pccl import AsyncReduceHandle, QuantizationOptions, ReduceInfo, ReduceOp
 from pccl.errors import (
     CollectiveAborted,
@@ -33,11 +36,38 @@ OUT_OF_STEP = (Evicted, MasterLost, OutcomeUnknown, ResyncRequired)
 """Errors after which the other members may continue, or have continued, without this peer."""
 
 
+class Reducer(Protocol):
+    """A communicator, or the live members of a process group."""
+
+    @property
+    def peer_id(self) -> int:
+        """Id of this peer."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Number of members."""
+        ...
+
+    def all_reduce_async(
+        self,
+        send: Tensor,
+        *,
+        recv: Tensor | None = ...,
+        op: ReduceOp = ...,
+        tag: int = ...,
+        quantization_options: QuantizationOptions | None = ...,
+    ) -> AsyncReduceHandle:
+        """Start a reduce."""
+        ...
+
+
 @dataclass(slots=True)
 class _BucketFlight:
     values: Tensor
     tag: int
     options: QuantizationOptions | None
+    into: Tensor | None
     handle: AsyncReduceHandle | None = None
     info: ReduceInfo | None = None
 
@@ -47,9 +77,9 @@ class BucketOutcome:
     """The outcome of one step's reduces.
 
     Attributes:
-        contributors: ids of the peers that are in all averages, ascending.
-        tx_bytes: bytes sent for the averages.
-        rx_bytes: bytes received for the averages.
+        contributors: ids of the peers that are in all results, ascending.
+        tx_bytes: bytes sent for the results.
+        rx_bytes: bytes received for the results.
     """
 
     contributors: tuple[int, ...]
@@ -58,14 +88,15 @@ class BucketOutcome:
 
 
 class Reductions:
-    """The reduces of one step, all of them in place.
+    """The reduces of one step.
 
     Args:
-        comm: a connected communicator.
+        comm: reduces; connected.
+        op: how.
     """
 
-    def __init__(self, comm: pccl.Communicator) -> None:
-        self._comm = comm
+    def __init__(self, comm: Reducer, op: ReduceOp = ReduceOp.AVG) -> None:
+        self._comm, self._op = comm, op
         self._flights: list[_BucketFlight] = []
         self._loss: PCCLError | None = None
 
@@ -74,14 +105,28 @@ class Reductions:
         """Whether a reduce was launched since the last complete ``wait``."""
         return bool(self._flights)
 
-    def launch(self, values: Tensor, tag: int, options: QuantizationOptions | None) -> None:
-        """Begin to average ``values``, a contiguous CPU tensor; do not use it until ``wait``."""
-        flight = _BucketFlight(values, tag, options)
+    def launch(
+        self,
+        values: Tensor,
+        tag: int,
+        options: QuantizationOptions | None = None,
+        into: Tensor | None = None,
+    ) -> None:
+        """Begin to reduce ``values``, a contiguous CPU tensor; do not use it until ``wait``.
+
+        Args:
+            values: the tensor.
+            tag: tag of the reduce.
+            options: wire format.
+            into: where the result goes, so that the reduce can be repeated over other members.
+                None: into ``values``.
+        """
+        flight = _BucketFlight(values, tag, options, into)
         self._flights.append(flight)
         self._start(flight)
 
     def wait(self) -> BucketOutcome | PCCLError:
-        """Wait until all averages are complete; a peer that is alone keeps its values.
+        """Wait until all results are complete; a peer that is alone keeps its values.
 
         May be called again after Ctrl-C.
 
@@ -94,31 +139,50 @@ class Reductions:
         """
         undecided = self._flights
         while undecided:
-            undecided = self._aborted(undecided)
+            undecided = self._aborted(undecided) or self._over_others()
             for flight in undecided:
                 self._start(flight)
-            undecided = [flight for flight in undecided if flight.handle is not None]
         flights, self._flights = self._flights, []
         if self._loss is not None:
             loss, self._loss = self._loss, None
             return loss
+        members = set(self._contributors(flights[0])) if flights else {self._comm.peer_id}
         infos = [flight.info for flight in flights if flight.info is not None]
-        members = {self._comm.peer_id}
-        if infos and len(infos) == len(flights):
-            members = set(infos[0].contributors).intersection(*(i.contributors for i in infos))
+        for flight in flights:
+            members.intersection_update(self._contributors(flight))
+            if flight.info is None and flight.into is not None:
+                flight.into.copy_(flight.values)
         return BucketOutcome(
             tuple(sorted(members)),
             sum(info.tx_bytes for info in infos),
             sum(info.rx_bytes for info in infos),
         )
 
+    def _contributors(self, flight: _BucketFlight) -> tuple[int, ...]:
+        return (self._comm.peer_id,) if flight.info is None else flight.info.contributors
+
+    def _over_others(self) -> list[_BucketFlight]:
+        """Return the reduces that can be repeated, and have more contributors than others."""
+        if self._loss is not None or not self._flights:
+            return []
+        fewest = min(map(self._contributors, self._flights), key=len)
+        return [
+            flight
+            for flight in self._flights
+            if flight.into is not None and self._contributors(flight) != fewest
+        ]
+
     def _start(self, flight: _BucketFlight) -> None:
-        flight.handle = None
+        flight.handle = flight.info = None
         if self._loss is not None or self._comm.world_size == 1:
             return
         try:
             flight.handle = self._comm.all_reduce_async(
-                flight.values, op=ReduceOp.AVG, tag=flight.tag, quantization_options=flight.options
+                flight.values,
+                recv=flight.into,
+                op=self._op,
+                tag=flight.tag,
+                quantization_options=flight.options,
             )
         except TooFewPeers:
             pass

@@ -35,6 +35,7 @@ class AveragedReplica:
 
     Attributes:
         steps: number of steps taken so far.
+        model: the model.
 
     Raises:
         ValueError, TypeError: an argument cannot be shared; the message says what to do.
@@ -48,7 +49,7 @@ class AveragedReplica:
         stateful: Mapping[str, Any],
     ) -> None:
         self.steps = 0
-        self._model = model
+        self.model = model
         self._optimizer: Any = optimizer  # torch types it only in part
         self._shared = dict(shared)
         self._stateful = dict(stateful)
@@ -73,7 +74,7 @@ class AveragedReplica:
         ]
         for parameter, name in self._names.items():
             infos.append(_entry(parameter, f"model.{name}", every_own=False))
-        for name, buffer in self._model.named_buffers():
+        for name, buffer in self.model.named_buffers():
             infos.append(_entry(buffer, f"model.{name}", every_own=True))
         for (parameter, key), tensor in self._tensors.items():
             name = f"optimizer.{self._names[parameter]}.{key}"

@@ -40,7 +40,9 @@ _VOCABULARY = frozenset(
 PURE = frozenset({"protocol", "collectives", "state", "topology", "telemetry", "machines"})
 BELOW_API = PURE | {"transports", "runtime"}
 PUBLIC = BELOW_API | {VOCABULARY, "observe", "_api", API}
-EVERYTHING = PUBLIC | {"bindings", "stress", "emulator", "cli", "demo peer", "bench network"}
+EVERYTHING = PUBLIC | {
+    *("bindings", "torch", "stress", "emulator", "cli", "demo peer", "bench network"),
+}
 
 MAY_USE: dict[str, frozenset[str]] = {
     "protocol": frozenset({"protocol"}),
@@ -56,6 +58,7 @@ MAY_USE: dict[str, frozenset[str]] = {
     "_api": BELOW_API | {VOCABULARY, "observe", "_api"},
     API: PUBLIC,
     "bindings": frozenset({"bindings", "observe", API, VOCABULARY}),
+    "torch": frozenset({"bindings"}),
     "stress": EVERYTHING,
     "emulator": EVERYTHING,
     "cli": frozenset({"cli", "observe", API, VOCABULARY}),
@@ -65,7 +68,7 @@ MAY_USE: dict[str, frozenset[str]] = {
 MAY_USE_WHEN_CALLED: dict[str, frozenset[str]] = {"cli": frozenset({"stress"})}
 """Allowed as well inside a function's body, so that only the command that needs it loads it."""
 
-PUBLIC_ONLY = frozenset({"bindings", "cli", "demo peer"})
+PUBLIC_ONLY = frozenset({"bindings", "torch", "cli", "demo peer"})
 """Rooms that are users like any other: no module of the API whose name starts with ``_``."""
 
 CLOCK_AND_CHANCE = frozenset({"random", "secrets", "time"})

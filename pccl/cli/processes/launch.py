@@ -59,7 +59,6 @@ LAST_OUTPUT_S = 1.0
 """Time for the last output after the peers are killed. The reader may be paused."""
 
 PEER_INDEX = "PCCL_PEER_INDEX"
-PEERS = "PCCL_PEERS"
 
 Handler: TypeAlias = Callable[[int, FrameType | None], None]
 
@@ -226,7 +225,12 @@ def peer_environments(
         group: their peer group; None: as in the environment.
         min_peers: number of members that ``connect`` waits for; None: as in the environment.
     """
-    common = {**os.environ, config.MASTER: master, PEERS: str(len(names)), "PYTHONUNBUFFERED": "1"}
+    common = {
+        **os.environ,
+        config.MASTER: master,
+        config.PEERS: str(len(names)),
+        "PYTHONUNBUFFERED": "1",
+    }
     common.setdefault(config.DRAIN, "1")
     common.setdefault(config.PROGRESS, "1")
     common[LEVEL] = common.get(LEVEL) or "info"

@@ -1,0 +1,232 @@
+"""One collective of a process group, from its start to its outcome, as a torch ``Work``."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+from torch.distributed import Work
+
+from pccl import AsyncReduceHandle, Result
+from pccl.bindings.process_group.team import Team
+from pccl.bindings.process_group.untyped import futures
+from pccl.errors import CollectiveAborted, TooFewPeers
+
+Launch = Callable[[Any], AsyncReduceHandle]
+"""Starts the collective among the members of ``Team.calls``."""
+
+
+class Promise(Work):
+    """A ``Work`` whose outcome some thread sets.
+
+    Args:
+        tensors: what the collective returns.
+    """
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+        self._ended = Future[None]()
+        self._future: Any = None
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Set the outcome."""
+        if error is not None:
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(None)
+
+    def wait(self, timeout: timedelta = timedelta()) -> bool:
+        """Wait for the outcome.
+
+        Raises:
+            TimeoutError: none came in this time; zero: no limit.
+            PCCLError, RankLost: the collective failed.
+        """
+        self._ended.result(timeout.total_seconds() or None)
+        return True
+
+    def get_future(self) -> Any:
+        """Return a future of the tensors. Its error is a RuntimeError with the text of ours."""
+        if self._future is None:
+            first = futures.Future()
+            self._future = first.then(self._told)
+            self._ended.add_done_callback(lambda _: first.set_result(None))
+        return self._future
+
+    def _told(self, _: Any) -> list[Tensor]:
+        error = self._ended.exception()
+        if error is not None:
+            raise error
+        return self._tensors
+
+    def is_completed(self) -> bool:
+        """Whether there is an outcome."""
+        return self._ended.done()
+
+    def is_success(self) -> bool:
+        """Whether it has succeeded."""
+        return self._ended.done() and self._ended.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """Return why it has failed; None: it has not."""
+        return self._ended.exception() if self._ended.done() else None
+
+    def result(self) -> list[Tensor]:
+        """Return the tensors, once there is an outcome."""
+        self.wait()
+        return self._tensors
+
+    def synchronize(self) -> None:
+        """Wait for the outcome."""
+        self.wait()
+
+
+class Flight(Promise):
+    """A collective that is repeated after a loss, if ``repeats``.
+
+    Args:
+        team: who takes part.
+        launch: starts it.
+        tensors: what it returns.
+        alone: does the same in a team of one.
+        finish: copies results to the tensors, where they were staged.
+        repeats: whether it makes sense without the lost ranks.
+        in_background: whether it ends while nobody waits.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        launch: Launch,
+        tensors: list[Tensor],
+        *,
+        alone: Callable[[], object],
+        finish: Callable[[], object],
+        repeats: bool,
+        in_background: bool,
+    ) -> None:
+        super().__init__(tensors)
+        self._team, self._launch, self._alone, self._finish = team, launch, alone, finish
+        self._repeats = repeats
+        self._lock = threading.Lock()
+        self._handle = self._start()
+        self._settles_here = not in_background
+        if in_background:
+            asyncio.run_coroutine_threadsafe(self._settle(_suspended), courier())
+
+    def wait(self, timeout: timedelta = timedelta()) -> bool:
+        """Wait for the outcome; see the base class. A limit counts for background flights only."""
+        if self._settles_here:
+            with self._lock:
+                if not self._ended.done():
+                    _run(self._settle(_blocking))
+        return super().wait(timeout)
+
+    def get_future(self) -> Any:
+        """Return a future of the tensors; from now on, the flight ends in the background."""
+        with self._lock:
+            if self._settles_here and not self._ended.done():
+                asyncio.run_coroutine_threadsafe(self._settle(_suspended), courier())
+            self._settles_here = False
+        return super().get_future()
+
+    def _start(self) -> AsyncReduceHandle | None:
+        if not self._repeats:
+            self._team.require_all()
+        if len(self._team.live) == 1:
+            return None
+        try:
+            return self._launch(self._team.calls)
+        except TooFewPeers:
+            return None
+
+    async def _settle(self, outcome_of: Callable[[AsyncReduceHandle], Any]) -> None:
+        try:
+            while self._handle is not None:
+                try:
+                    await outcome_of(self._handle)
+                    break
+                except TooFewPeers:
+                    self._handle = None
+                except CollectiveAborted as error:
+                    if not is_repeatable(error):
+                        raise
+                    self._team.refresh()
+                    self._handle = self._start()
+            if self._handle is None:
+                self._alone()
+            self._finish()
+        except KeyboardInterrupt:
+            raise  # it may be waited for again
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            self.end(error)
+        else:
+            self.end()
+
+
+class Several(Promise):
+    """Several collectives as one ``Work``."""
+
+    def __init__(self, works: Sequence[Work], tensors: list[Tensor]) -> None:
+        super().__init__(tensors)
+        self._works = works
+
+    def wait(self, timeout: timedelta = timedelta()) -> bool:
+        """Wait for all of them."""
+        for work in self._works:
+            work.wait(timeout)
+        return True
+
+    def get_future(self) -> Any:
+        """Return a future of all tensors."""
+        if self._future is None:
+            works: Any = self._works
+            both = futures.collect_all([work.get_future() for work in works])
+            self._future = both.then(self._collected)
+        return self._future
+
+    def _collected(self, futures: Any) -> list[Tensor]:
+        for one in futures.value():
+            one.value()
+        return self._tensors
+
+    def is_completed(self) -> bool:
+        """Whether all have an outcome."""
+        return all(work.is_completed() for work in self._works)
+
+
+def is_repeatable(error: CollectiveAborted) -> bool:
+    """Whether the same collective may succeed if it is called again."""
+    return type(error) is CollectiveAborted and error.result is Result.RANK_CONNECTION_LOST
+
+
+async def _suspended(handle: AsyncReduceHandle) -> None:
+    await handle
+
+
+async def _blocking(handle: AsyncReduceHandle) -> None:
+    handle.result()
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that never suspends."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("the coroutine has suspended")
+
+
+@cache
+def courier() -> asyncio.AbstractEventLoop:
+    """Return the loop that ends the flights of this process in the background."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="pccl-flights", daemon=True).start()
+    return loop
