@@ -108,6 +108,8 @@ class RunGroup(GroupIdentity, _TorchGroup):
             op, opts = opts, dist.AllreduceOptions()
             opts.reduceOp = op
         (tensor,) = tensors
+        if not tensor.numel():
+            return _done([tensor])
         is_sum = opts.reduceOp == dist.ReduceOp.SUM
         if is_sum and tensor.is_floating_point() and in_backward():
             return self._gradient(tensor, is_mean=False)
@@ -139,6 +141,8 @@ class RunGroup(GroupIdentity, _TorchGroup):
 
     def reduce(self, tensors: Tensors, opts: Any) -> Work:
         (tensor,), op = tensors, op_of(opts.reduceOp)
+        if not tensor.numel():
+            return _done([tensor])
         buffer, tag = Staged(tensor, computes=True), self._tag()
         root = opts.rootRank
         result = buffer.values if self.team.rank == root else None
@@ -179,6 +183,8 @@ class RunGroup(GroupIdentity, _TorchGroup):
                 f"reduce_scatter: {source.numel()} elements are not {self.team.size} times "
                 f"{output.numel()}"
             )
+        if not output.numel():
+            return _done([output])
         op, tag = op_of(opts.reduceOp), self._tag()
         given, taken = Staged(source, computes=True), Staged(output, computes=True)
         return self._fly(
@@ -195,7 +201,10 @@ class RunGroup(GroupIdentity, _TorchGroup):
     # -- exchanges -------------------------------------------------------------------------------
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
-        (tensor,), root, tag = tensors, opts.rootRank, self._tag()
+        (tensor,), root = tensors, opts.rootRank
+        if not tensor.numel():
+            return _done([tensor])
+        tag = self._tag()
         buffer = Staged(tensor, computes=False)
         place = self.team.successor if getattr(opts, "asyncOp", True) else self.team.place
         return self._fly(
@@ -218,16 +227,6 @@ class RunGroup(GroupIdentity, _TorchGroup):
             [],
             repeats=True,
         )
-
-    def monitored_barrier(
-        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
-    ) -> None:
-        """Wait for all ranks; the error names those that are missing."""
-        opts = dist.BarrierOptions()
-        opts.timeout = timeout or self.timeout
-        opts.asyncOp = False
-        self.team.require_all()
-        self.barrier(opts).wait()
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
         (output,), (own,) = outputs, inputs
@@ -425,6 +424,13 @@ class RunGroup(GroupIdentity, _TorchGroup):
         if self._coalesced is not None:
             self._coalesced.append(flight)
         return flight
+
+
+def _done(tensors: list[Tensor]) -> Work:
+    """Return the work of tensors without elements."""
+    promise = Promise(tensors)
+    promise.end()
+    return promise
 
 
 def _flat(tensor: Tensor, count: int) -> list[Tensor]:

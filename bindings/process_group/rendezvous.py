@@ -124,8 +124,9 @@ def join_run(timeout: timedelta) -> ProcessMembership:
     """Join the run that the environment names, together with the peers of the same launch."""
     wanted: int | None = None
     if not os.environ.get(MIN_PEERS):
-        with suppress(PCCLError):  # whoever is started again joins those that are there
-            wanted = 1 if pccl.master_status().members else int(os.environ.get(PEERS, "1"))
+        wanted = int(os.environ.get(PEERS, "1"))
+        with suppress(PCCLError):  # who is started again joins those that are there
+            wanted = 1 if pccl.master_status().members else wanted
     comm = pccl.Communicator()
     comm.connect(min_peers=wanted, timeout_s=timeout.total_seconds())
     one = _keep(ProcessMembership(comm))

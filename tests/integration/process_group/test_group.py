@@ -71,6 +71,21 @@ def test_strange_memory(crew_of: Crews) -> None:
         assert scalar == 3
 
 
+def test_tensors_without_elements(crew_of: Crews) -> None:
+    def call(rank: int, group: RunGroup) -> bool:
+        empty = torch.zeros(0)
+        works: list[Any] = [
+            group.allreduce([empty]),
+            group.broadcast([empty], options("BroadcastOptions", rootRank=1)),
+            group.reduce([empty], options("ReduceOptions", rootRank=0)),
+            group.reduce_scatter_single(empty, empty, options("ReduceScatterOptions")),
+            group.all_gather_single(empty, empty, options("AllgatherOptions")),
+        ]
+        return all(work.wait() and work.get_future().wait() is not None for work in works)
+
+    assert crew_of(SIZE).each(call) == [True] * SIZE
+
+
 def test_reduce_and_reduce_scatter(crew_of: Crews) -> None:
     def reduce(rank: int, group: RunGroup) -> tuple[Tensor, Tensor, Tensor]:
         tensor, part, other = own(rank), torch.zeros(2), torch.zeros(2)
