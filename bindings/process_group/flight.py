@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
@@ -230,3 +231,7 @@ def courier() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="pccl-flights", daemon=True).start()
     return loop
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=courier.cache_clear)

@@ -61,6 +61,8 @@ class Gradients:
 
     def __init__(self, team: Team, *, rescales: bool) -> None:
         self._team, self._rescales = team, rescales
+        self._pass = -1
+        """Number of the backward pass that calls ``settle`` at its end."""
         self._open: list[_Gradient] = []
         self._reductions = Reductions(team, ReduceOp.SUM)
         self._rooms: dict[tuple[torch.dtype, int], list[Tensor]] = {}
@@ -74,7 +76,10 @@ class Gradients:
             tag: tag of the all-reduce.
             is_mean: whether each rank has divided its values by the size of the group.
         """
-        if not self._open:
+        current = torch._C._current_graph_task_id()  # pyright: ignore
+        if current != self._pass:
+            self.settle()  # of a pass around this one, or one that Ctrl-C has ended
+            self._pass = current
             torch.autograd.Variable._execution_engine.queue_callback(self.settle)  # pyright: ignore
         work = GradientWork([tensor], self)
         source = Staged(tensor, computes=True)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pccl.torch
+from pccl.bindings.gradient_averager.reductions import Reductions
 from pccl.bindings.process_group.group import Options, RunGroup
 from pccl.bindings.process_group.team import RankLost
 from tests.integration.process_group.conftest import Crew, options
@@ -181,3 +182,32 @@ def test_ways_of_ddp(crew_of: Crews, arguments: dict[str, bool]) -> None:
     for steps in crew.each(train):
         for step, found in enumerate(steps):
             assert closeness(found, expected([0, 1], step, 2)) < 1e-6
+
+
+def test_a_pass_that_ctrl_c_has_ended(crew_of: Crews, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has left open is settled by the next pass."""
+    crew, usual, interrupted = crew_of(2), Reductions.wait, set[int]()
+
+    def wait(reductions: Reductions) -> Any:
+        if id(reductions) not in interrupted:
+            interrupted.add(id(reductions))
+            raise KeyboardInterrupt
+        return usual(reductions)
+
+    def sum_of(rank: int, group: RunGroup) -> list[float]:
+        sums: list[Tensor] = []
+
+        def reduce(gradient: Tensor) -> None:
+            sums.append(gradient.clone())
+            group.allreduce([sums[-1]])
+
+        value: Any = torch.ones(2, requires_grad=True)
+        value.register_hook(reduce)
+        losses: list[Any] = [(value * factor).sum() for factor in (1 + rank, 10 + rank)]
+        with pytest.raises(KeyboardInterrupt):
+            losses[0].backward()
+        losses[1].backward()
+        return [float(one[1]) for one in sums]
+
+    monkeypatch.setattr(Reductions, "wait", wait)
+    assert crew.each(sum_of) == [[3.0, 21.0]] * 2
