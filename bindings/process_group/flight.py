@@ -58,8 +58,11 @@ class Promise(Work):
         if self._future is None:
             first = futures.Future()
             self._future = first.then(self._told)
-            self._ended.add_done_callback(lambda _: first.set_result(None))
+            self._ended.add_done_callback(lambda _: self._call_back(first))
         return self._future
+
+    def _call_back(self, future: Any) -> None:
+        future.set_result(None)
 
     def _told(self, _: Any) -> list[Tensor]:
         error = self._ended.exception()
@@ -137,6 +140,12 @@ class Flight(Promise):
                 asyncio.run_coroutine_threadsafe(self._settle(_suspended), courier())
             self._settles_here = False
         return super().get_future()
+
+    def _call_back(self, future: Any) -> None:
+        """Let the program's callbacks run in a thread of their own: they may wait for flights."""
+        threading.Thread(
+            target=future.set_result, args=(None,), name="pccl-callbacks", daemon=True
+        ).start()
 
     def _start(self) -> AsyncReduceHandle | None:
         if not self._repeats:

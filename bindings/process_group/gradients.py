@@ -4,11 +4,15 @@ DDP starts an all-reduce for each bucket of gradients during the backward pass, 
 its end. The first of them asks autograd for a callback at the end of the pass, which comes before
 DDP's own. There all buckets are settled: after a loss, those that were complete are repeated
 without the lost rank. So the gradients of a step are sums over the same ranks, on all ranks alike.
+
+A pass inside another one, as of a reentrant checkpoint, settles at its own end what was started
+before, because DDP may wait there. The same is true if an earlier pass has failed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +26,15 @@ from pccl.errors import PCCLError
 
 
 def in_backward() -> bool:
-    """Whether autograd computes a gradient in this thread, and calls back at the end of the pass.
+    """Whether autograd accumulates a parameter's gradient in this thread.
 
-    Not while it makes such callbacks: there DDP starts the all-reduces of the first step of a
-    static graph, and waits for them at once.
+    There DDP starts the all-reduces of its buckets, and hooks of programs those of single
+    gradients. It is False in the backward function of a module, such as SyncBatchNorm, which waits
+    for its result at once. It is also False in callbacks at the end of a pass: there DDP starts the
+    all-reduces of the first step of a static graph, and waits for them.
     """
-    return torch._C._current_autograd_node() is not None  # pyright: ignore
+    node: Any = torch._C._current_autograd_node()  # pyright: ignore
+    return node is not None and node.name() == "torch::autograd::AccumulateGrad"
 
 
 @dataclass(slots=True)
@@ -61,12 +68,12 @@ class Gradients:
 
     def __init__(self, team: Team, *, rescales: bool) -> None:
         self._team, self._rescales = team, rescales
-        self._pass = -1
-        """Number of the backward pass that calls ``settle`` at its end."""
         self._open: list[_Gradient] = []
         self._reductions = Reductions(team, ReduceOp.SUM)
         self._rooms: dict[tuple[torch.dtype, int], list[Tensor]] = {}
-        """Memory of earlier results, by dtype and length."""
+        """Memory of the results of the last pass, by dtype and length."""
+        self._pass = -1
+        """The pass that calls ``settle`` at its end."""
 
     def start(self, tensor: Tensor, tag: int, *, is_mean: bool) -> Promise:
         """Start to sum a tensor over all live ranks.
@@ -76,17 +83,20 @@ class Gradients:
             tag: tag of the all-reduce.
             is_mean: whether each rank has divided its values by the size of the group.
         """
-        current = torch._C._current_graph_task_id()  # pyright: ignore
-        if current != self._pass:
-            self.settle()  # of a pass around this one, or one that Ctrl-C has ended
-            self._pass = current
+        this_pass: int = torch._C._current_graph_task_id()  # pyright: ignore
+        waits = not in_backward()
+        if not waits and (not self._open or this_pass != self._pass):
+            self._pass = this_pass
             torch.autograd.Variable._execution_engine.queue_callback(self.settle)  # pyright: ignore
         work = GradientWork([tensor], self)
         source = Staged(tensor, computes=True)
         kept = self._rooms.get((source.values.dtype, source.values.numel()))
         result = kept.pop() if kept else torch.empty_like(source.values)
         self._open.append(_Gradient(source, result, work, is_mean))
-        self._reductions.launch(source.values, tag, into=result)
+        if tensor.numel():  # hooks such as PowerSGD's chain the next all-reduce to an empty one
+            self._reductions.launch(source.values, tag, into=result)
+        if waits:
+            self.settle()
         return work
 
     def settle(self) -> None:
@@ -109,6 +119,7 @@ class Gradients:
             else:
                 members = len(outcome.contributors)
         done, self._open = self._open, []
+        self._rooms = {}
         for one in done:
             if error is None:
                 self._give(one, members)

@@ -108,11 +108,11 @@ class RunGroup(GroupIdentity, _TorchGroup):
             op, opts = opts, dist.AllreduceOptions()
             opts.reduceOp = op
         (tensor,) = tensors
-        if not tensor.numel():
-            return _done([tensor])
         is_sum = opts.reduceOp == dist.ReduceOp.SUM
         if is_sum and tensor.is_floating_point() and in_backward():
             return self._gradient(tensor, is_mean=False)
+        if not tensor.numel():
+            return _done([tensor])
         op, buffer = op_of(opts.reduceOp), Staged(tensor, computes=True)
         tag = self._tag()
         return self._fly(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import pccl.torch
@@ -21,6 +24,8 @@ BUCKET_MB = 1e-4
 """A bucket for each layer."""
 
 Crews = Callable[..., Crew]
+
+checkpointed: Any = import_module("torch.utils.checkpoint").checkpoint
 
 
 def layers() -> nn.Sequential:
@@ -61,10 +66,11 @@ class Replica:
         *,
         hook: bool,
         leaves_at: int | None = None,
+        model: Any = None,
         **arguments: Any,
     ) -> None:
         self.group, self.rank = crew.groups[rank], rank
-        self.model = layers()
+        self.model: Any = layers() if model is None else model
         if leaves_at is not None:
             weight: Any = self.model[leaves_at].weight
 
@@ -172,11 +178,12 @@ def test_after_a_loss_some_collectives_go_on_and_others_name_the_rank(losing_cre
     "arguments",
     [{"static_graph": True}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}],
 )
-def test_ways_of_ddp(crew_of: Crews, arguments: dict[str, bool]) -> None:
+@pytest.mark.parametrize("hook", [False, True])
+def test_ways_of_ddp(crew_of: Crews, hook: bool, arguments: dict[str, bool]) -> None:
     crew = crew_of(2)
 
     def train(rank: int, group: RunGroup) -> list[list[Tensor]]:
-        replica = Replica(crew, rank, hook=False, **arguments)
+        replica = Replica(crew, rank, hook=hook, **arguments)
         return [replica.backward(step) for step in range(3)]
 
     for steps in crew.each(train):
@@ -211,3 +218,149 @@ def test_a_pass_that_ctrl_c_has_ended(crew_of: Crews, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Reductions, "wait", wait)
     assert crew.each(sum_of) == [[3.0, 21.0]] * 2
+
+
+class Checkpointed(nn.Module):
+    """The layers, whose first half is computed again in the backward pass."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.layers, self._reentrant = layers(), reentrant
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        half, inputs = LAYERS // 2, inputs.requires_grad_()
+        middle: Any = checkpointed(self.layers[:half], inputs, use_reentrant=self._reentrant)
+        result: Tensor = self.layers[half:](middle)
+        return result
+
+
+@pytest.mark.parametrize("static_graph", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers(crew_of: Crews, reentrant: bool, static_graph: bool) -> None:
+    """A reentrant checkpoint makes a backward pass inside another one, where DDP may wait."""
+    crew = crew_of(2)
+
+    def train(rank: int, group: RunGroup) -> list[list[Tensor]]:
+        replica = Replica(
+            crew,
+            rank,
+            hook=False,
+            model=Checkpointed(reentrant=reentrant),
+            static_graph=static_graph,
+        )
+        return [replica.backward(step) for step in range(3)]
+
+    for steps in crew.each(train):
+        for step, found in enumerate(steps):
+            assert closeness(found, expected([0, 1], step, 2)) < 1e-6
+
+
+def test_hooks_that_reduce_again(crew_of: Crews) -> None:
+    """PowerSGD's callbacks reduce again and wait. It has no value that it does not compress."""
+    crew = crew_of(2)
+
+    def train(rank: int, group: RunGroup) -> list[list[Tensor]]:
+        model: Any = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3)))
+        replica = Replica(crew, rank, hook=False, model=model)
+        compression: Any = powerSGD_hook.PowerSGDState(
+            group, matrix_approximation_rank=1, start_powerSGD_iter=2
+        )
+        replica.ddp.register_comm_hook(compression, powerSGD_hook.powerSGD_hook)
+        steps: list[list[Tensor]] = []
+        for step in range(4):
+            model.zero_grad()
+            generator = torch.Generator().manual_seed(10 * step + rank)
+            replica.ddp(torch.rand(4, 64, generator=generator)).pow(2).mean().backward()
+            steps.append([parameter.grad.clone() for parameter in model.parameters()])
+        return steps
+
+    for one, other in zip(*crew.each(train), strict=True):
+        assert all(map(torch.equal, one, other))
+
+
+def test_a_pass_after_one_that_failed(crew_of: Crews) -> None:
+    crew = crew_of(2)
+
+    def train(rank: int, group: RunGroup) -> list[list[float]]:
+        weights: list[Any] = [torch.ones(2, requires_grad=True) for _ in range(3)]
+        sums: list[Any] = []
+        fails = [True, False]
+
+        def reduce(gradient: Tensor) -> None:
+            work: Any = group.allreduce([torch.full_like(gradient, 1.0 + rank)])
+            sums.append(work.get_future())
+
+        def fail(_: Tensor) -> None:
+            if fails.pop(0):
+                raise ZeroDivisionError
+
+        for weight, hook in zip(weights, (fail, reduce, reduce), strict=True):
+            weight.register_hook(hook)
+
+        def loss() -> Any:
+            first, second, third = weights
+            return (first * 1 * second * third).sum()
+
+        with pytest.raises(ZeroDivisionError):
+            loss().backward()
+        loss().backward()
+        assert all(one.done() for one in sums)
+        return [one.value()[0].tolist() for one in sums]
+
+    assert crew.each(train) == [[[3.0, 3.0]] * 4] * 2
+
+
+class _SumsInBackward(torch.autograd.Function):
+    """Sums its gradient over all ranks, as a synchronized batch normalization does."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, group: RunGroup, open_before: list[bool]) -> Tensor:
+        ctx.group, ctx.open_before = group, open_before
+        return inputs * 1
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        total = gradients[0].clone()
+        ctx.group.allreduce([total], options("AllreduceOptions")).wait()
+        ctx.open_before.append(bool(ctx.group._gradients._open))
+        return total, None, None
+
+
+def test_a_sum_inside_a_backward_function_leaves_the_gradients_open(crew_of: Crews) -> None:
+    """Otherwise a rank that is lost later would be in some of the gradients only."""
+    crew = crew_of(2)
+
+    def train(rank: int, group: RunGroup) -> tuple[list[bool], float]:
+        weights: list[Any] = [torch.ones(1, requires_grad=True) for _ in range(2)]
+        first, last = weights
+        for weight in weights:
+            weight.register_post_accumulate_grad_hook(partial(reduce, group))
+        open_before: list[bool] = []
+        sums: Any = _SumsInBackward
+        summed = sums.apply(first, group, open_before)
+        (summed * last).sum().backward()
+        return open_before, first.grad.item()
+
+    def reduce(group: RunGroup, weight: Tensor) -> None:
+        assert weight.grad is not None
+        group.allreduce([weight.grad])
+
+    assert crew.each(train) == [([True], 4.0)] * 2
+
+
+def test_memory_of_gradients_of_other_sizes_is_freed(crew_of: Crews) -> None:
+    crew = crew_of(2)
+
+    def train(rank: int, group: RunGroup) -> int:
+        for length in range(1, 20):
+            weight: Any = torch.ones(length, requires_grad=True)
+            weight.register_post_accumulate_grad_hook(partial(reduce, group))
+            weight.pow(2).sum().backward()
+        inside: Any = group
+        return sum(map(len, inside._gradients._rooms.values()))
+
+    def reduce(group: RunGroup, weight: Tensor) -> None:
+        assert weight.grad is not None
+        group.allreduce([weight.grad])
+
+    assert crew.each(train) == [1, 1]

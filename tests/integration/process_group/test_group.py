@@ -194,6 +194,20 @@ def test_futures_and_works_of_collectives_in_the_background(crew_of: Crews) -> N
     assert crew_of(SIZE).each(chain) == [(6.0, [True] * 5)] * SIZE
 
 
+def test_a_callback_may_wait_for_another_collective(crew_of: Crews) -> None:
+    def chain(rank: int, group: RunGroup) -> float:
+        first: Any = group.allreduce([torch.ones(1)])
+
+        def again(future: Any) -> Tensor:
+            second: Any = group.allreduce([future.value()[0]])
+            result: Tensor = second.get_future().wait()[0]
+            return result
+
+        return float(first.get_future().then(again).wait().item())
+
+    assert crew_of(2).each(chain) == [4.0] * 2
+
+
 def test_a_future_of_a_collective_that_somebody_waits_for(crew_of: Crews) -> None:
     def both(rank: int, group: RunGroup) -> float:
         tensor = torch.tensor([float(rank)])
