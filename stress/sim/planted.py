@@ -218,9 +218,9 @@ change("loss_told_to_one_launch", OneTimeError, "is_due", _is_unreported)
 
 
 @does(Refusals, "require_resync")
-def missed_sync_repeated(require: Any, refusals: Refusals, operation: OperationId) -> None:
+def missed_sync_repeated(require: Any, refusals: Refusals, *what: Any, **how: Any) -> None:
     """A member that left a synchronization, which then committed, repeats it alone."""
-    require(refusals, operation)
+    require(refusals, *what, **how)
     refusals.sync_missed = False
 
 
