@@ -86,8 +86,10 @@ class ProcessMembership:
 
     def leave(self) -> None:
         """Leave the run; a master waits until the others have left."""
-        global _joined
+        global _joined, _size_left
         _joined = None
+        with suppress(NotConnected):
+            _size_left = len([m for m in self.comm.members() if m.peer_id in self.peers])
         self.comm.close()
         if self.master is not None:
             until_s = time.monotonic() + FAREWELL_S
@@ -102,6 +104,9 @@ class ProcessMembership:
 
 
 _joined: ProcessMembership | None = None
+
+_size_left: int | None = None
+"""Number of live ranks of the default group that this process has left: all may come again."""
 
 
 def joined() -> ProcessMembership | None:
@@ -124,9 +129,9 @@ def join_run(timeout: timedelta) -> ProcessMembership:
     """Join the run that the environment names, together with the peers of the same launch."""
     wanted: int | None = None
     if not os.environ.get(MIN_PEERS):
-        wanted = int(os.environ.get(PEERS, "1"))
+        wanted = _size_left or int(os.environ.get(PEERS, "1"))
         with suppress(PCCLError):  # who is started again joins those that are there
-            wanted = 1 if pccl.master_status().members else wanted
+            wanted = 1 if not _size_left and pccl.master_status().members else wanted
     comm = pccl.Communicator()
     comm.connect(min_peers=wanted, timeout_s=timeout.total_seconds())
     one = _keep(ProcessMembership(comm))

@@ -123,6 +123,38 @@ dist.destroy_process_group()
 """
 
 
+AGAIN = """
+import os, time
+import torch, torch.distributed as dist
+for turn in range(3):
+    dist.init_process_group("pccl")
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    print(tensor.item(), flush=True)
+    if turn % 2 == int(os.environ["SLOW"]):
+        time.sleep(0.3)
+    dist.destroy_process_group()
+"""
+
+
+def test_a_process_group_that_all_ranks_make_again(
+    master: pccl.MasterNode, ready_python: tuple[str, ...], stack: contextlib.ExitStack
+) -> None:
+    """Whoever comes first waits for the others, some of which have not left yet."""
+    ranks = [
+        stack.enter_context(
+            running(
+                *(*ready_python, "-c", AGAIN),
+                env=environment_with(PCCL_MASTER=master.address, PCCL_PEERS="2", SLOW=str(slow)),
+            )
+        )
+        for slow in range(2)
+    ]
+    for one in ranks:
+        printed, complaints = one.communicate(timeout=LIMIT_S)
+        assert (printed, one.returncode) == ("2.0\n" * 3, 0), complaints
+
+
 def test_ranks_from_elsewhere(ready_python: tuple[str, ...], stack: contextlib.ExitStack) -> None:
     """As under torchrun. Rank 0 runs the master, and does not end before the other has left."""
     with socket.create_server(("127.0.0.1", 0)) as server:
