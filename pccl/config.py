@@ -6,6 +6,7 @@
 | ``PCCL_GROUP`` | ``peer_group`` |
 | ``PCCL_LANES`` | ``lanes``, ``p2p_connection_pool_size`` |
 | ``PCCL_MIN_PEERS`` | ``min_peers`` of ``connect`` |
+| ``PCCL_PEERS`` | number of peers of this launch; ``pccl launch`` sets it |
 | ``PCCL_ADVERTISE`` | ``advertise`` |
 | ``PCCL_LISTEN`` | ``listen`` |
 | ``PCCL_INTERFACE`` | ``interface`` |
@@ -74,7 +75,7 @@ METRICS = "PCCL_METRICS"
 STACKS_DIR = "PCCL_STACKS_DIR"
 
 OF_A_PEER = (
-    *(MASTER, GROUP, LANES, MIN_PEERS, ADVERTISE, LISTEN, TOKEN, TOKEN_FILE),
+    *(MASTER, GROUP, LANES, MIN_PEERS, PEERS, ADVERTISE, LISTEN, TOKEN, TOKEN_FILE),
     *(INTERFACE, NAME, RECORD, METRICS, STACKS_DIR),
 )
 """Variables that describe a peer and its run. The others are settings, for any run."""

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import Any
 from unittest import mock
 
@@ -22,7 +23,6 @@ import numpy.typing as npt
 import pccl
 from pccl.runtime.collective.transfers.inlet import Placement
 from pccl.transports.link import Lane
-from tests.support import waiting
 from tests.support.insides import engine_of, let_callers_leave
 from tests.support.members import Call, grow
 from tests.support.peers import obey
@@ -156,11 +156,23 @@ class LocalPeer:
         """Reduce in a thread, until the test says ``leave``."""
         self._begun = Call(self.reduce, trial, nbytes, how)
 
+    def is_done(self, limit_s: float) -> bool:
+        """Whether all of that reduce's result is here within this time."""
+        until_s = time.monotonic() + limit_s
+        while [each.phase for each in self.comm.status().transfers] != ["done"]:
+            if time.monotonic() > until_s:
+                return False
+            time.sleep(0.001)
+        return True
+
     def leave(self) -> dict[str, Any]:
-        """Leave that reduce, as when its time runs out, once all of its result is here."""
-        assert self._begun is not None
-        waiting.until(lambda: [each.phase for each in self.comm.status().transfers] == ["done"])
+        """Leave that reduce, as when its time runs out."""
         let_callers_leave(self.comm)
+        return self.finish()
+
+    def finish(self) -> dict[str, Any]:
+        """Wait for the end of that reduce."""
+        assert self._begun is not None
         return self._begun.result()
 
     def kept(self) -> bool:
