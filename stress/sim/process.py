@@ -224,8 +224,10 @@ class MasterProcess:
                 host = self.host.network.addresses.process_at(member.host, member.hosts)
                 self._checkers.registered(machine.run, effect.peer, host, member.port)
             elif isinstance(effect, Announce) and effect.what == "admitted":
-                size = len(machine.membership.members())
-                self._checkers.admitted(machine.run, effect.peer, size)
+                membership = machine.membership
+                size, group = len(membership.members()), membership.peers[effect.peer].group
+                view = membership.roster(group).view
+                self._checkers.admitted(machine.run, effect.peer, size, view)
             elif isinstance(effect, Announce) and effect.what == "removed":
                 assert effect.cause is not None
                 self._checkers.removed(machine.run, effect.peer, effect.cause, effect.text)
@@ -283,7 +285,7 @@ class PeerProcess:
         self.napping = 0
         """Callers that sleep before a joint call, while others may be inside one."""
         self._losses = ToldLosses(self.name)
-        self._claims = LateClaims(self.name, parts.checkers.done)
+        self._claims = LateClaims(self.name, parts.checkers.done, self._first_view)
         self._parts = parts
         self._on_event = on_event
         loop, self.group = parts.loop, index % parts.scenario.groups
@@ -358,6 +360,9 @@ class PeerProcess:
         if call is None or not isinstance(call.event, ReduceCall) or not post.descriptor.weighted:
             return None
         return call.event
+
+    def _first_view(self) -> int:
+        return self._parts.checkers.first_view(self.run, self.peer)
 
     def _observe(self, event: PeerEvent, effects: list[PeerEffect]) -> None:
         if not self.host.alive:

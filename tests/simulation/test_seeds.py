@@ -228,6 +228,7 @@ FAILED_ONCE = {
         806024,  # the second master after one whose decisions were settled forgot its own
         11176,  # a checker forgot that a late process may hold other contents
         244,  # a checker did not know that a reason names three missing links at most
+        344,  # a checker took results from before an admission by a second master for missed ones
         831374,  # a late member saw the roster of a dropped handle before the others did
         820234,  # a member kept the lane through a frozen relay that had been removed
     ),

@@ -8,7 +8,7 @@ process has fetched its contents, or had them already.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pccl.machines.peer.events import (
     ControlMessage,
@@ -23,13 +23,7 @@ from pccl.machines.peer.events import (
     SyncResult,
 )
 from pccl.protocol.errors import ResyncRequired
-from pccl.protocol.messages import (
-    Admitted,
-    OperationEnded,
-    OperationNarrowed,
-    Registered,
-    Resumed,
-)
+from pccl.protocol.messages import OperationEnded, OperationNarrowed
 from pccl.protocol.types import SYNC_TAG, OperationId, PeerId
 from pccl.stress.sim.checkers.outcomes import Violation
 
@@ -40,17 +34,16 @@ class LateClaims:
     Args:
         name: name of the process.
         done: counts what calls came to.
+        first_view: returns the view with which a master admitted the process; it has no part in
+            earlier ones. The process itself may not know it, because a later master repeats a lost
+            admission with a later view.
     """
 
-    def __init__(self, name: str, done: Counter[str]) -> None:
+    def __init__(self, name: str, done: Counter[str], first_view: Callable[[], int]) -> None:
         self._name = name
         self._done = done
+        self._first_view = first_view
         self._peer = PeerId(0)
-        self._first_view = 0
-        """The view with which the process was admitted; it has no part in earlier ones. 0: unknown,
-        because another master may have admitted it."""
-        self._terms: set[int] = set()
-        """Terms of the masters that the process has followed since its registration."""
         self._owed: list[OperationId] = []
         self._seen: set[OperationId] = set()
         """All operations of which it has learned that members committed them without it."""
@@ -65,15 +58,9 @@ class LateClaims:
             self._seen.clear()
             self._owed_before.clear()
         match event:
-            case ControlMessage(Registered(term=term)):
-                self._terms, self._first_view = {term}, 0
-            case ControlMessage(Resumed(term=term)):
-                self._terms.add(term)
-            case ControlMessage(Admitted(roster)) if len(self._terms) < 2:
-                self._first_view = roster.view
             case ControlMessage(OperationEnded(operation=ended) as outcome):
                 is_late = outcome.abort is None and peer not in outcome.contributors
-                is_late = is_late and ended.view >= self._first_view
+                is_late = is_late and ended.view >= self._first_view()
                 if is_late and ended.tag != SYNC_TAG and ended not in self._seen:
                     self._seen.add(ended)
                     self._owed.append(ended)

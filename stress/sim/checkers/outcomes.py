@@ -110,6 +110,8 @@ class Checkers:
         """Run and id -> address of the process: every process has its own port."""
         self._admitted: dict[tuple[bytes, PeerId], tuple[int, int]] = {}
         """Run and id -> number of members at the admission, and number of peers removed before."""
+        self._first_views: dict[tuple[bytes, PeerId], int] = {}
+        """Run and id -> the view with which a master admitted the peer first."""
         self._gone: Counter[bytes] = Counter()
         """Run -> number of removed peers."""
         self._left_behind: set[tuple[bytes, PeerId]] = set()
@@ -344,9 +346,14 @@ class Checkers:
         """Record that the master of a run gave an id to the process that listens at this port."""
         self._addresses[run, peer] = Address(host, port)
 
-    def admitted(self, run: bytes, peer: PeerId, world_size: int) -> None:
-        """Record that the master of a run admitted ``peer`` as one of ``world_size`` members."""
+    def admitted(self, run: bytes, peer: PeerId, world_size: int, view: int) -> None:
+        """Record that a master admitted ``peer``, with a view, as one of ``world_size`` members."""
         self._admitted[run, peer] = world_size, self._gone[run]
+        self._first_views.setdefault((run, peer), view)
+
+    def first_view(self, run: bytes, peer: PeerId) -> int:
+        """Return the view with which a master admitted ``peer`` first; 0: no master has."""
+        return self._first_views.get((run, peer), 0)
 
     def joined(self, who: str, run: bytes, peer: PeerId, seen: int, min_peers: int) -> None:
         """Check that a process that asked for ``min_peers`` members was admitted with that many.

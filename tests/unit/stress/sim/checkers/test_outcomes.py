@@ -77,7 +77,7 @@ def test_a_gang_is_as_large_as_it_wanted_unless_somebody_has_gone(
 ) -> None:
     checkers.removed(FIRST, ONE, *LEFT)  # before, and in the other run: that excuses nothing
     checkers.registered(FIRST, TWO, "p2", 1)
-    checkers.admitted(FIRST, TWO, world_size)
+    checkers.admitted(FIRST, TWO, world_size, 3)
     checkers.removed(SECOND, ONE, *LEFT)
     for _ in range(gone):
         checkers.removed(FIRST, ONE, *LEFT)
@@ -86,6 +86,13 @@ def test_a_gang_is_as_large_as_it_wanted_unless_somebody_has_gone(
     else:
         with pytest.raises(Violation, match="p2 wanted 5 members"):
             checkers.joined("p2", FIRST, TWO, seen, 5)
+
+
+def test_a_member_is_one_since_its_first_admission_in_the_run(checkers: Checkers) -> None:
+    assert checkers.first_view(FIRST, TWO) == 0
+    for view in (3, 5):
+        checkers.admitted(FIRST, TWO, 2, view)
+    assert (checkers.first_view(FIRST, TWO), checkers.first_view(SECOND, TWO)) == (3, 0)
 
 
 def test_no_delay_is_near_the_deadline_of_a_dial() -> None:
