@@ -247,7 +247,7 @@ class Communicator(CommunicatorBase, GroupCalls):
 
     def subgroup(self, ranks: Sequence[int]) -> Subgroup:
         """Return the collectives of some members, as ``pccl.Communicator.subgroup`` does. Local."""
-        return Subgroup(self, ranks, self._reduce, self._start)
+        return Subgroup(self._members_at(ranks), self.peer_id, self._reduce, self._start)
 
     @property
     def store(self) -> AsyncStore:

@@ -100,7 +100,11 @@ class Communicator(CommunicatorBase, _BlockingCalls):
             ValueError, TypeError: ``ranks`` are no such ranks.
             NotConnected: this peer is not a member yet, or the communicator is closed.
         """
-        return Subgroup(self, ranks, self._reduce, self._start)
+        return self._subgroup_of(self._members_at(ranks))
+
+    def _subgroup_of(self, members: Sequence[MemberInfo]) -> Subgroup:
+        """Return the collectives of members that the caller has read, with this peer."""
+        return Subgroup(members, self.peer_id, self._reduce, self._start)
 
     @property
     def store(self) -> Store:

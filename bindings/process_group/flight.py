@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.distributed import Work
 
 from pccl import AsyncReduceHandle, Result
-from pccl.bindings.process_group.team import Team
+from pccl.bindings.process_group.team import LiveRanks, Team
 from pccl.bindings.process_group.untyped import futures
 from pccl.errors import CollectiveAborted, TooFewPeers
 
-Launch = Callable[[Any], AsyncReduceHandle]
-"""Starts the collective among the members of ``Team.calls``."""
+Launch = Callable[[LiveRanks], AsyncReduceHandle]
+"""Starts the collective among the live ranks."""
 
 
 class Promise(Work):
@@ -148,12 +148,12 @@ class Flight(Promise):
         ).start()
 
     def _start(self) -> AsyncReduceHandle | None:
+        live = self._team.look()
         if not self._repeats:
-            self._team.require_all()
-        if len(self._team.live) == 1:
-            return None
+            for rank in range(self._team.size):
+                live.place(rank)
         try:
-            return self._launch(self._team.calls)
+            return self._launch(live)
         except TooFewPeers:
             return None
 
@@ -168,7 +168,6 @@ class Flight(Promise):
                 except CollectiveAborted as error:
                     if not is_repeatable(error):
                         raise
-                    self._team.refresh()
                     self._handle = self._start()
             if self._handle is None:
                 self._alone()

@@ -18,7 +18,7 @@ from pccl.bindings.process_group.arguments import Staged, giving_back, op_of, pa
 from pccl.bindings.process_group.flight import Flight, Promise, Several
 from pccl.bindings.process_group.gradients import Gradients, in_backward
 from pccl.bindings.process_group.identity import GroupIdentity
-from pccl.bindings.process_group.team import Team
+from pccl.bindings.process_group.team import LiveRanks, Team
 from pccl.bindings.process_group.untyped import dist
 
 Tensors = Sequence[Tensor]
@@ -117,7 +117,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
         tag = self._tag()
         return self._fly(
             tag,
-            lambda calls, timeout_s: calls.all_reduce_async(
+            lambda live, timeout_s: live.calls.all_reduce_async(
                 buffer.values, op=op, tag=tag, timeout_s=timeout_s
             ),
             opts,
@@ -148,11 +148,11 @@ class RunGroup(GroupIdentity, _TorchGroup):
         result = buffer.values if self.team.rank == root else None
         return self._fly(
             tag,
-            lambda calls, timeout_s: calls.reduce_async(
+            lambda live, timeout_s: live.calls.reduce_async(
                 buffer.values,
                 result,
                 op=op,
-                root=self.team.place(root),
+                root=live.place(root),
                 tag=tag,
                 timeout_s=timeout_s,
             ),
@@ -189,7 +189,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
         given, taken = Staged(source, computes=True), Staged(output, computes=True)
         return self._fly(
             tag,
-            lambda calls, timeout_s: calls.reduce_scatter_async(
+            lambda live, timeout_s: live.calls.reduce_scatter_async(
                 given.values, taken.values, op=op, tag=tag, timeout_s=timeout_s
             ),
             opts,
@@ -206,11 +206,11 @@ class RunGroup(GroupIdentity, _TorchGroup):
             return _done([tensor])
         tag = self._tag()
         buffer = Staged(tensor, computes=False)
-        place = self.team.successor if getattr(opts, "asyncOp", True) else self.team.place
+        place = LiveRanks.successor if in_background(opts) else LiveRanks.place
         return self._fly(
             tag,
-            lambda calls, timeout_s: calls.broadcast_async(
-                buffer.values, root=place(root), tag=tag, timeout_s=timeout_s
+            lambda live, timeout_s: live.calls.broadcast_async(
+                buffer.values, root=place(live, root), tag=tag, timeout_s=timeout_s
             ),
             opts,
             [tensor],
@@ -222,7 +222,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
         tag, opts = self._tag(), opts or dist.BarrierOptions()
         return self._fly(
             tag,
-            lambda calls, timeout_s: calls.barrier_async(tag=tag, timeout_s=timeout_s),
+            lambda live, timeout_s: live.calls.barrier_async(tag=tag, timeout_s=timeout_s),
             opts,
             [],
             repeats=True,
@@ -258,7 +258,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
         given, taken, tag = Staged(own, computes=False), staged(takes), self._tag()
         return self._fly(
             tag,
-            lambda calls, timeout_s: calls.all_gather_async(
+            lambda live, timeout_s: live.calls.all_gather_async(
                 given.values, [one.values for one in taken], tag=tag, timeout_s=timeout_s
             ),
             opts,
@@ -273,7 +273,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
         taken = staged(outputs[0]) if self.team.rank == root else []
         return self._fly(
             tag,
-            lambda calls, timeout_s: calls.gather_async(
+            lambda live, timeout_s: live.calls.gather_async(
                 given.values,
                 [one.values for one in taken] or None,
                 root=root,
@@ -292,7 +292,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
         taken = Staged(output, computes=False)
         return self._fly(
             tag,
-            lambda calls, timeout_s: calls.scatter_async(
+            lambda live, timeout_s: live.calls.scatter_async(
                 [one.values for one in given] or None,
                 taken.values,
                 root=root,
@@ -309,7 +309,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
         given, taken, tag = staged(inputs), staged(outputs), self._tag()
         return self._fly(
             tag,
-            lambda calls, timeout_s: calls.all_to_all_async(
+            lambda live, timeout_s: live.calls.all_to_all_async(
                 [one.values for one in given],
                 [one.values for one in taken],
                 tag=tag,
@@ -340,9 +340,9 @@ class RunGroup(GroupIdentity, _TorchGroup):
         given = Staged(tensor, computes=False)
         return self._fly(
             None,
-            lambda calls, timeout_s: calls.send_async(
+            lambda live, timeout_s: live.calls.send_async(
                 given.values,
-                self.team.place(target),
+                live.place(target),
                 tag=self._pair_tag(tag),
                 timeout_s=timeout_s,
             ),
@@ -356,9 +356,9 @@ class RunGroup(GroupIdentity, _TorchGroup):
         taken = Staged(tensor, computes=False)
         return self._fly(
             None,
-            lambda calls, timeout_s: calls.recv_async(
+            lambda live, timeout_s: live.calls.recv_async(
                 taken.values,
-                self.team.place(source),
+                live.place(source),
                 tag=self._pair_tag(tag),
                 timeout_s=timeout_s,
             ),
@@ -399,7 +399,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
     def _fly(
         self,
         tag: int | None,
-        launch: Callable[[Any, float | None], Any],
+        launch: Callable[[LiveRanks, float | None], Any],
         opts: Any,
         tensors: list[Tensor],
         *,
@@ -409,21 +409,25 @@ class RunGroup(GroupIdentity, _TorchGroup):
     ) -> Work:
         limit_s = opts.timeout.total_seconds()
         timeout_s = limit_s if limit_s > 0 else self.timeout.total_seconds()
-        self.team.refresh()
         flight = Flight(
             self.team,
-            lambda calls: launch(calls, timeout_s),
+            lambda live: launch(live, timeout_s),
             tensors,
             alone=alone,
             finish=finish,
             repeats=repeats,
-            in_background=getattr(opts, "asyncOp", True),
+            in_background=in_background(opts),
         )
         if tag is not None:
             self._latest[tag] = flight
         if self._coalesced is not None:
             self._coalesced.append(flight)
         return flight
+
+
+def in_background(opts: Any) -> bool:
+    """Whether torch does not wait for a collective, as DDP, whose own ones are in C++."""
+    return bool(getattr(opts, "asyncOp", True))
 
 
 def _done(tensors: list[Tensor]) -> Work:
@@ -459,6 +463,4 @@ def lost_ranks(group: Any = None) -> tuple[int, ...]:
     Raises:
         TypeError: it has another backend.
     """
-    team = run_group(group).team
-    team.refresh()
-    return team.lost
+    return run_group(group).team.lost

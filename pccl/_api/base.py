@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -199,11 +199,20 @@ class CommunicatorBase:
         Raises:
             NotConnected: this peer is not a member, or the communicator is closed.
         """
-        ring = self._session.roster("rank").ring
-        me = self._session.peer_id("rank")
-        if me not in ring:
-            raise NotConnected(None, "rank", "this peer is no member; update_topology() rejoins")
-        return ring.index(me)
+        return self._rank_in(self.members(), "rank")
+
+    def _rank_in(self, ring: Sequence[MemberInfo], func: str) -> int:
+        me = self._session.peer_id(func)
+        for member in ring:
+            if member.peer_id == me:
+                return member.rank
+        raise NotConnected(None, func, "this peer is no member; update_topology() rejoins")
+
+    def _members_at(self, ranks: Sequence[int]) -> tuple[MemberInfo, ...]:
+        """Return the members at these ranks of one view. Another thread may see the next view."""
+        ring = self.members()
+        chosen = check_ranks(ranks, len(ring), self._rank_in(ring, "subgroup"))
+        return tuple(ring[rank] for rank in chosen)
 
     @property
     def world_size(self) -> int:
@@ -312,17 +321,15 @@ class SubgroupBase:
 
     def __init__(
         self,
-        comm: CommunicatorBase,
-        ranks: Sequence[int],
+        members: Iterable[MemberInfo],
+        peer_id: int,
         reduce: _Reduce,
         start: _Start,
     ) -> None:
-        group = comm.members()
-        chosen = check_ranks(ranks, len(group), comm.rank)
         self._reduce_in_group, self._start_in_group = reduce, start
-        self._members = tuple(replace(group[one], rank=rank) for rank, one in enumerate(chosen))
+        self._members = tuple(replace(one, rank=rank) for rank, one in enumerate(members))
         self._peers = tuple(PeerId(member.peer_id) for member in self._members)
-        self._rank = chosen.index(comm.rank)
+        self._rank = self._peers.index(PeerId(peer_id))
         self._within = hash_of(self._peers)
 
     def __repr__(self) -> str:
