@@ -32,4 +32,6 @@ def create(asked: Any, options: Any) -> RunGroup:
         one = found_run(asked.store, asked.group_rank, asked.group_size, asked.timeout)
     team = Team(one.comm, [one.peers[rank] for rank in ranks] or one.peers)
     leave = one.group_ended if not ranks else lambda: None
-    return RunGroup(team, asked.group_id, asked.timeout, options, leave)
+    made = RunGroup(team, asked.group_id, asked.timeout, options, leave)
+    made.is_apart = one.is_apart
+    return made

@@ -71,6 +71,11 @@ class RunGroup(GroupIdentity, _TorchGroup):
         timeout: longest time of a collective.
         options: what becomes of gradients when a rank is lost.
         on_shutdown: called once, when it is destroyed.
+
+    Attributes:
+        is_apart: whether this process, or a newcomer among the others, still lacks the state of the
+            run. Until then a group answers the collectives of DDP's constructor by itself, as if
+            all ranks had the same values, and refuses all other ones.
     """
 
     def __init__(
@@ -83,7 +88,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
     ) -> None:
         _TorchGroup.__init__(self, team.rank, team.size)
         GroupIdentity.__init__(self, team, name, timeout)
-        self.options = options
+        self.options, self.is_apart = options, False
         self._on_shutdown: Callable[[], object] | None = on_shutdown
         self._gradients = Gradients(team, rescales=options.lost_members == "rescale")
         self._numbers = count()
@@ -91,6 +96,11 @@ class RunGroup(GroupIdentity, _TorchGroup):
         self._latest: WeakValueDictionary[int, Promise] = WeakValueDictionary()
         """Tag -> the last collective that used it; one that nobody has any more has ended."""
         self._coalesced: list[Work] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was destroyed."""
+        return self._on_shutdown is None
 
     def shutdown(self) -> None:
         """Leave the run, if this is the default group."""
@@ -202,7 +212,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
         (tensor,), root = tensors, opts.rootRank
-        if not tensor.numel():
+        if not tensor.numel() or self._answers(opts):
             return _done([tensor])
         tag = self._tag()
         buffer = Staged(tensor, computes=False)
@@ -255,6 +265,10 @@ class RunGroup(GroupIdentity, _TorchGroup):
         return self._all_of(works, [tensor for output in outputs for tensor in output])
 
     def _all_gather(self, takes: Tensors, own: Tensor, opts: Any, results: list[Tensor]) -> Work:
+        if self._answers(opts):
+            for each in takes:
+                each.copy_(own.view(each.shape))
+            return _done(results)
         given, taken, tag = Staged(own, computes=False), staged(takes), self._tag()
         return self._fly(
             tag,
@@ -387,6 +401,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
 
     def _tag(self) -> int:
         """Return the next tag. All ranks make the same calls, so they have the same numbers."""
+        self._require_state()
         tag = self._first_tag + next(self._numbers) % TAGS
         before = self._latest.pop(tag, None)
         if before is not None:
@@ -394,7 +409,19 @@ class RunGroup(GroupIdentity, _TorchGroup):
         return tag
 
     def _pair_tag(self, tag: int) -> int:
+        self._require_state()
         return self._first_tag + tag % TAGS
+
+    def _answers(self, opts: Any) -> bool:
+        """Whether a collective ends at once, because DDP's constructor makes it apart."""
+        return self.is_apart and in_background(opts)
+
+    def _require_state(self) -> None:
+        if self.is_apart:
+            raise RuntimeError(
+                "this process is a newcomer, and the other ranks make no collective with it yet; "
+                "call pccl.torch.reconfigure() first, directly after DistributedDataParallel(model)"
+            )
 
     def _fly(
         self,

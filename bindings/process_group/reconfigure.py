@@ -12,9 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from pccl.bindings.gradient_averager.replica import AveragedReplica
 from pccl.bindings.process_group.group import RunGroup, run_group
 from pccl.bindings.process_group.rendezvous import ProcessMembership, joined
-from pccl.bindings.process_group.team import RankLost
 from pccl.bindings.process_group.untyped import dist
-from pccl.errors import CollectiveAborted, Evicted, MasterLost, ResyncRequired
+from pccl.errors import Evicted, MasterLost, ResyncRequired
 
 _M = TypeVar("_M", bound=nn.Module)
 
@@ -28,7 +27,9 @@ _DDP_OPTIONS = (
 """Arguments of DDP which it keeps under the same name; earlier versions of torch have fewer."""
 
 
-def reconfigure(model: _M, optimizer: torch.optim.Optimizer, step: int = 0) -> tuple[_M, int]:
+def reconfigure(
+    model: _M, optimizer: torch.optim.Optimizer, step: int = 0, *, resume: str = "never"
+) -> tuple[_M, int]:
     """Give new ranks to the live members, admit newcomers, and give them the state.
 
     All ranks call it between two steps, for example before each one. The first call of a process
@@ -38,49 +39,50 @@ def reconfigure(model: _M, optimizer: torch.optim.Optimizer, step: int = 0) -> t
     groups, and what uses them, have to be made anew.
 
     A newcomer waits in ``init_process_group`` for this call of the others. Before its own first
-    call, it may make no collective but those of ``DistributedDataParallel(model)``.
+    call, it can make no collective. ``DistributedDataParallel(model)`` makes none there.
 
     Args:
         model: DDP, or a plain module.
         optimizer: the optimizer of its parameters; its state must be tensors and numbers.
         step: number of steps that this process has taken. The most steps win in a new run.
+        resume: as for ``Communicator.sync_shared_state``.
 
     Returns:
         The model, which is another DDP object if members left or came; and the run's step.
 
     Raises:
         TypeError: the default group has another backend.
-        MasterLost, NotAdmitted, StateUnavailable: the run is out of reach.
+        MasterLost, NotAdmitted: the run is out of reach.
+        StateUnavailable: no live member has the state of the run; as for ``sync_shared_state``.
     """
     one, group = joined(), run_group(None)
     assert one is not None
     wrapped: Any = model
     module: nn.Module = wrapped.module if isinstance(model, DistributedDataParallel) else model
-    is_first = one.replica is None or one.replica.model is not module
-    changed = False
-    if is_first:
+    if one.replica is None or one.replica.model is not module:
         one.replica = AveragedReplica(module, optimizer, {}, {})
     else:
         _meet(one)
-        while one.look():
-            changed = True
-            _found_anew(one, group)
-            try:
-                wrapped = _wrapped_anew(wrapped) if module is not wrapped else wrapped
-            except (CollectiveAborted, RankLost):  # somebody was lost; all ranks get this
-                one.peers = ()
-                _meet(one)
+        changed = one.look()
+        if changed:
+            group = _found_anew(one, group)
+        if module is not wrapped and getattr(wrapped.process_group, "has_ended", changed):
+            wrapped = _wrapped_anew(wrapped)
     replica = one.replica
     assert replica is not None
-    if is_first or changed:
+    is_new = replica.state.lineage is None
+    if is_new or group.is_apart:
         replica.steps = step
-        if is_first:
+        if is_new:
             replica.begin_anew()
         replica.publish()
-        one.comm.sync_shared_state(replica.state)
+        one.comm.sync_shared_state(replica.state, resume=resume)
         replica.state.push_revision()
         replica.adopt()
         step = replica.steps
+        if is_new:
+            one.has_state()
+        one.is_apart = group.is_apart = False
     one.comm.report_step(step)
     return wrapped, step
 
@@ -100,11 +102,11 @@ def _meet(one: ProcessMembership) -> None:
             one.comm.update_topology()
 
 
-def _found_anew(one: ProcessMembership, group: RunGroup) -> None:
-    """Make the default process group anew."""
+def _found_anew(one: ProcessMembership, group: RunGroup) -> RunGroup:
+    """Make the default process group anew. It is apart until the newcomers have the state."""
     one.is_reconfigured = True
     dist.destroy_process_group()
-    one.is_reconfigured = False
+    one.is_reconfigured, one.is_apart = False, True
     dist.init_process_group(
         "pccl",
         store=one.store,
@@ -113,6 +115,7 @@ def _found_anew(one: ProcessMembership, group: RunGroup) -> None:
         timeout=group.timeout,
         pg_options=group.options,
     )
+    return run_group(None)
 
 
 def _wrapped_anew(model: Any) -> Any:

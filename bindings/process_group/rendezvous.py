@@ -46,6 +46,7 @@ class ProcessMembership:
         peers: peer id of each rank of the default group.
         replica: model and optimizer of ``reconfigure``.
         is_reconfigured: whether the default group ends only to be made anew.
+        is_apart: whether new groups begin apart, because the members meet in ``reconfigure``.
     """
 
     comm: pccl.Communicator
@@ -54,6 +55,7 @@ class ProcessMembership:
     peers: tuple[int, ...] = ()
     replica: AveragedReplica | None = None
     is_reconfigured: bool = False
+    is_apart: bool = False
 
     @property
     def is_member(self) -> bool:
@@ -72,6 +74,17 @@ class ProcessMembership:
         """Give ranks to the present members; return whether these are other ones than before."""
         before, self.peers = self.peers, tuple(m.peer_id for m in self.comm.members())
         return self.peers != before
+
+    def find_elders(self) -> None:
+        """Begin apart if this process has joined members that call ``reconfigure``.
+
+        The eldest member has rank 0. It admits newcomers only after its own first ``reconfigure``.
+        """
+        self.is_apart = self.comm.store.check([_mark_of(self.peers[0])])
+
+    def has_state(self) -> None:
+        """Record for newcomers that this process has ended its first ``reconfigure``."""
+        self.comm.store.set(_mark_of(self.comm.peer_id), b"")
 
     @property
     def rank(self) -> int:
@@ -101,6 +114,10 @@ class ProcessMembership:
     def _is_in_use(self, master: pccl.MasterNode) -> bool:
         status = pccl.master_status(master.address, token=self.token, timeout_s=FAREWELL_S)
         return bool(status.members)
+
+
+def _mark_of(peer: int) -> str:
+    return f"pccl.torch.reconfigures.{peer}"
 
 
 _joined: ProcessMembership | None = None
@@ -134,9 +151,10 @@ def join_run(timeout: timedelta) -> ProcessMembership:
             wanted = 1 if not _size_left and pccl.master_status().members else wanted
     comm = pccl.Communicator()
     comm.connect(min_peers=wanted, timeout_s=timeout.total_seconds())
-    one = _keep(ProcessMembership(comm))
+    one = ProcessMembership(comm)
     one.look()
-    return one
+    one.find_elders()
+    return _keep(one)
 
 
 def found_run(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessMembership:

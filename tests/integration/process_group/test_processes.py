@@ -126,10 +126,15 @@ dist.destroy_process_group()
 AGAIN = """
 import os, time
 import torch, torch.distributed as dist
-for turn in range(3):
+import pccl.torch
+for turn in range(4):
     dist.init_process_group("pccl")
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
+    if turn < 2:
+        module = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        pccl.torch.reconfigure(module, optimizer, resume="highest")
     print(tensor.item(), flush=True)
     if turn % 2 == int(os.environ["SLOW"]):
         time.sleep(0.3)
@@ -140,7 +145,10 @@ for turn in range(3):
 def test_a_process_group_that_all_ranks_make_again(
     master: pccl.MasterNode, ready_python: tuple[str, ...], stack: contextlib.ExitStack
 ) -> None:
-    """Whoever comes first waits for the others, some of which have not left yet."""
+    """Whoever comes first waits for the others, some of which have not left yet.
+
+    After a ``reconfigure`` in an earlier group they are no newcomers either.
+    """
     ranks = [
         stack.enter_context(
             running(
@@ -152,7 +160,7 @@ def test_a_process_group_that_all_ranks_make_again(
     ]
     for one in ranks:
         printed, complaints = one.communicate(timeout=LIMIT_S)
-        assert (printed, one.returncode) == ("2.0\n" * 3, 0), complaints
+        assert (printed, one.returncode) == ("2.0\n" * 4, 0), complaints
 
 
 def test_ranks_from_elsewhere(ready_python: tuple[str, ...], stack: contextlib.ExitStack) -> None:
