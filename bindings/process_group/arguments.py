@@ -40,13 +40,26 @@ def op_of(op: Any) -> ReduceOp:
 class Staged:
     """A tensor as our collectives take it, and the way back.
 
+    Args:
+        tensor: the tensor.
+        computes: whether its values are reduced.
+        is_read: whether it only gives values.
+
     Attributes:
         values: contiguous, on the CPU, of one dimension; the tensor's own memory where possible.
         is_copy: whether ``values`` is a copy.
     """
 
-    def __init__(self, tensor: Tensor, *, computes: bool) -> None:
-        self._tensor = own = tensor.detach()
+    def __init__(self, tensor: Tensor, *, computes: bool, is_read: bool = False) -> None:
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"pccl takes dense tensors, not {tensor.layout}; call to_dense()")
+        if not is_read and _shares(tensor):
+            raise ValueError(
+                "a result cannot be written to a tensor whose elements share memory, as after "
+                "expand(); clone() it"
+            )
+        self._tensor, self._is_read = tensor.detach(), is_read
+        own = self._tensor
         self.is_copy = own.is_cuda or own.is_conj() or own.is_neg() or not own.is_contiguous()
         plain = own.resolve_conj().resolve_neg().contiguous()
         if own.is_cuda:
@@ -59,8 +72,14 @@ class Staged:
 
     def give_back(self) -> None:
         """Write a copy back to the tensor."""
-        if self.is_copy:
+        if self.is_copy and not self._is_read:
             self._tensor.copy_(self.values.view(self._tensor.dtype).view(self._tensor.shape))
+
+
+def _shares(tensor: Tensor) -> bool:
+    """Whether the elements along a dimension of a tensor are one."""
+    by_dimension = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.numel() > 0 and any(n > 1 and step == 0 for n, step in by_dimension)
 
 
 def _computes(values: Tensor) -> bool:
@@ -71,9 +90,9 @@ def _computes(values: Tensor) -> bool:
     return True
 
 
-def staged(tensors: Sequence[Tensor]) -> list[Staged]:
+def staged(tensors: Sequence[Tensor], *, is_read: bool = False) -> list[Staged]:
     """Return tensors as bytes for our collectives."""
-    return [Staged(one, computes=False) for one in tensors]
+    return [Staged(one, computes=False, is_read=is_read) for one in tensors]
 
 
 def giving_back(buffers: Sequence[Staged]) -> Callable[[], None]:

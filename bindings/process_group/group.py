@@ -153,9 +153,10 @@ class RunGroup(GroupIdentity, _TorchGroup):
         (tensor,), op = tensors, op_of(opts.reduceOp)
         if not tensor.numel():
             return _done([tensor])
-        buffer, tag = Staged(tensor, computes=True), self._tag()
         root = opts.rootRank
-        result = buffer.values if self.team.rank == root else None
+        is_root = self.team.rank == root
+        buffer, tag = Staged(tensor, computes=True, is_read=not is_root), self._tag()
+        result = buffer.values if is_root else None
         return self._fly(
             tag,
             lambda live, timeout_s: live.calls.reduce_async(
@@ -196,7 +197,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
         if not output.numel():
             return _done([output])
         op, tag = op_of(opts.reduceOp), self._tag()
-        given, taken = Staged(source, computes=True), Staged(output, computes=True)
+        given, taken = Staged(source, computes=True, is_read=True), Staged(output, computes=True)
         return self._fly(
             tag,
             lambda live, timeout_s: live.calls.reduce_scatter_async(
@@ -269,7 +270,8 @@ class RunGroup(GroupIdentity, _TorchGroup):
             for each in takes:
                 each.copy_(own.view(each.shape))
             return _done(results)
-        given, taken, tag = Staged(own, computes=False), staged(takes), self._tag()
+        given = Staged(own, computes=False, is_read=True)
+        taken, tag = staged(takes), self._tag()
         return self._fly(
             tag,
             lambda live, timeout_s: live.calls.all_gather_async(
@@ -283,7 +285,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
         (own,), root, tag = inputs, opts.rootRank, self._tag()
-        given = Staged(own, computes=False)
+        given = Staged(own, computes=False, is_read=True)
         taken = staged(outputs[0]) if self.team.rank == root else []
         return self._fly(
             tag,
@@ -302,7 +304,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Work:
         (output,), root, tag = outputs, opts.rootRank, self._tag()
-        given = staged(inputs[0]) if self.team.rank == root else []
+        given = staged(inputs[0], is_read=True) if self.team.rank == root else []
         taken = Staged(output, computes=False)
         return self._fly(
             tag,
@@ -320,7 +322,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
         )
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
-        given, taken, tag = staged(inputs), staged(outputs), self._tag()
+        given, taken, tag = staged(inputs, is_read=True), staged(outputs), self._tag()
         return self._fly(
             tag,
             lambda live, timeout_s: live.calls.all_to_all_async(
@@ -351,7 +353,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
 
     def send(self, tensors: Tensors, target: int, tag: int) -> Work:
         (tensor,) = tensors
-        given = Staged(tensor, computes=False)
+        given = Staged(tensor, computes=False, is_read=True)
         return self._fly(
             None,
             lambda live, timeout_s: live.calls.send_async(

@@ -44,6 +44,29 @@ def test_what_is_written_arrives_in_the_tensor(tensor: torch.Tensor, is_copy: bo
     assert torch.equal(tensor, before)
 
 
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(1).expand(3), torch.zeros(2, 1, 4).expand(2, 3, 4)[:, 1:]]
+)
+def test_memory_that_elements_share_is_only_read(tensor: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"share memory, as after expand\(\); clone\(\) it"):
+        Staged(tensor, computes=True)
+    staged = Staged(tensor, computes=True, is_read=True)
+    assert staged.values.numel() == tensor.numel()
+    staged.values.fill_(1)
+    staged.give_back()
+    assert not tensor.any()
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(0).expand(3, 0), torch.zeros(1, 1).expand(1, 1)])
+def test_memory_that_nothing_shares(tensor: torch.Tensor) -> None:
+    Staged(tensor, computes=True).give_back()
+
+
+def test_sparse_tensors_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"not torch\.sparse_coo; call to_dense\(\)"):
+        Staged(torch.eye(2).to_sparse(), computes=True)
+
+
 def test_a_leaf_that_needs_a_gradient_can_be_written() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     Staged(parameter, computes=True).values.fill_(3)
