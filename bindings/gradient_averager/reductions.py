@@ -22,7 +22,6 @@ from pccl.errors import (
     CollectiveAborted,
     DescriptorMismatch,
     Evicted,
-    LockstepError,
     MasterLost,
     MembershipError,
     NotConnected,
@@ -57,6 +56,7 @@ class Reducer(Protocol):
         op: ReduceOp = ...,
         tag: int = ...,
         quantization_options: QuantizationOptions | None = ...,
+        timeout_s: float | None = ...,
     ) -> AsyncReduceHandle:
         """Start a reduce."""
         ...
@@ -68,6 +68,7 @@ class _BucketFlight:
     tag: int
     options: QuantizationOptions | None
     into: Tensor | None
+    timeout_s: float | None
     handle: AsyncReduceHandle | None = None
     info: ReduceInfo | None = None
 
@@ -111,6 +112,7 @@ class Reductions:
         tag: int,
         options: QuantizationOptions | None = None,
         into: Tensor | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         """Begin to reduce ``values``, a contiguous CPU tensor; do not use it until ``wait``.
 
@@ -120,10 +122,11 @@ class Reductions:
             options: wire format.
             into: where the result goes, so that the reduce can be repeated over other members.
                 None: into ``values``.
+            timeout_s: longest time of the reduce, and of each repetition, in seconds.
         """
-        flight = _BucketFlight(values, tag, options, into)
-        self._flights.append(flight)
+        flight = _BucketFlight(values, tag, options, into, timeout_s)
         self._start(flight)
+        self._flights.append(flight)
 
     def wait(self) -> BucketOutcome | PCCLError:
         """Wait until all results are complete; a peer that is alone keeps its values.
@@ -136,12 +139,17 @@ class Reductions:
 
         Raises:
             DescriptorMismatch, LockstepError: the peers do not run the same program.
+            DeadlineExceeded: a reduce took longer than its ``timeout_s``.
         """
         undecided = self._flights
-        while undecided:
-            undecided = self._aborted(undecided) or self._over_others()
-            for flight in undecided:
-                self._start(flight)
+        try:
+            while undecided:
+                undecided = self._aborted(undecided) or self._over_others()
+                for flight in undecided:
+                    self._start(flight)
+        except Exception:
+            self._flights = []  # do not wait for the rest: another program may never make them
+            raise
         flights, self._flights = self._flights, []
         if self._loss is not None:
             loss, self._loss = self._loss, None
@@ -183,6 +191,7 @@ class Reductions:
                 op=self._op,
                 tag=flight.tag,
                 quantization_options=flight.options,
+                timeout_s=flight.timeout_s,
             )
         except TooFewPeers:
             pass
@@ -205,8 +214,7 @@ class Reductions:
                 pass
             except OUT_OF_STEP as error:
                 self._loss = error
-            except (DescriptorMismatch, LockstepError):
-                self._flights = []  # do not wait for the rest: another program may never make them
+            except DescriptorMismatch:
                 raise
             except CollectiveAborted:
                 again.append(flight)
