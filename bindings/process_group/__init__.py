@@ -3,6 +3,7 @@
 * ``registration``: tells torch about the backend; torch calls it by an entry point.
 * ``rendezvous``: joins the run; which peer has which rank.
 * ``team``: the live members of one process group, of which some may be lost.
+* ``promise``: ``Work`` and ``Future`` of torch, whose outcome a thread of ours sets.
 * ``flight``: one collective, from its start to its outcome, as a torch ``Work``.
 * ``gradients``: the all-reduces of one backward pass, over the same contributors.
 * ``identity``: who a process group is, as torch asks for it.

@@ -6,90 +6,20 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor
-from torch.distributed import Work
 
 from pccl import AsyncReduceHandle, Result
+from pccl.bindings.process_group.promise import Promise, RunFuture
 from pccl.bindings.process_group.team import LiveRanks, Team
 from pccl.bindings.process_group.untyped import futures
 from pccl.errors import CollectiveAborted, TooFewPeers
 
 Launch = Callable[[LiveRanks], AsyncReduceHandle]
 """Starts the collective among the live ranks."""
-
-
-class Promise(Work):
-    """A ``Work`` whose outcome some thread sets.
-
-    Args:
-        tensors: what the collective returns.
-    """
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        super().__init__()
-        self._tensors = tensors
-        self._ended = Future[None]()
-        self._future: Any = None
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Set the outcome."""
-        if error is not None:
-            self._ended.set_exception(error)
-        else:
-            self._ended.set_result(None)
-
-    def wait(self, timeout: timedelta = timedelta()) -> bool:
-        """Wait for the outcome.
-
-        Raises:
-            TimeoutError: none came in this time; zero: no limit.
-            PCCLError, RankLost: the collective failed.
-        """
-        self._ended.result(timeout.total_seconds() or None)
-        return True
-
-    def get_future(self) -> Any:
-        """Return a future of the tensors. Its error is a RuntimeError with the text of ours."""
-        if self._future is None:
-            first = futures.Future()
-            self._future = first.then(self._told)
-            self._ended.add_done_callback(lambda _: self._call_back(first))
-        return self._future
-
-    def _call_back(self, future: Any) -> None:
-        future.set_result(None)
-
-    def _told(self, _: Any) -> list[Tensor]:
-        error = self._ended.exception()
-        if error is not None:
-            raise error
-        return self._tensors
-
-    def is_completed(self) -> bool:
-        """Whether there is an outcome."""
-        return self._ended.done()
-
-    def is_success(self) -> bool:
-        """Whether it has succeeded."""
-        return self._ended.done() and self._ended.exception() is None
-
-    def exception(self) -> BaseException | None:
-        """Return why it has failed; None: it has not."""
-        return self._ended.exception() if self._ended.done() else None
-
-    def result(self) -> list[Tensor]:
-        """Return the tensors, once there is an outcome."""
-        self.wait()
-        return self._tensors
-
-    def synchronize(self) -> None:
-        """Wait for the outcome."""
-        self.wait()
 
 
 class Flight(Promise):
@@ -99,6 +29,7 @@ class Flight(Promise):
         team: who takes part.
         launch: starts it.
         tensors: what it returns.
+        tag: its tag; None: none that all ranks know.
         alone: does the same in a team of one.
         finish: copies results to the tensors, where they were staged.
         repeats: whether it makes sense without the lost ranks.
@@ -110,13 +41,14 @@ class Flight(Promise):
         team: Team,
         launch: Launch,
         tensors: list[Tensor],
+        tag: int | None,
         *,
         alone: Callable[[], object],
         finish: Callable[[], object],
         repeats: bool,
         in_background: bool,
     ) -> None:
-        super().__init__(tensors)
+        super().__init__(tensors, tag)
         self._team, self._launch, self._alone, self._finish = team, launch, alone, finish
         self._repeats = repeats
         self._lock = threading.Lock()
@@ -141,10 +73,10 @@ class Flight(Promise):
             self._settles_here = False
         return super().get_future()
 
-    def _call_back(self, future: Any) -> None:
+    def _call_back(self, future: RunFuture) -> None:
         """Let the program's callbacks run in a thread of their own: they may wait for flights."""
         threading.Thread(
-            target=future.set_result, args=(None,), name="pccl-callbacks", daemon=True
+            target=future.complete, args=(self._told,), name="pccl-callbacks", daemon=True
         ).start()
 
     def _start(self) -> AsyncReduceHandle | None:
@@ -183,9 +115,14 @@ class Flight(Promise):
 class Several(Promise):
     """Several collectives as one ``Work``."""
 
-    def __init__(self, works: Sequence[Work], tensors: list[Tensor]) -> None:
-        super().__init__(tensors)
-        self._works = works
+    def __init__(self, works: Sequence[Any], tensors: list[Tensor]) -> None:
+        super().__init__(tensors, works[0].tag if works else None)
+        self._works: Sequence[Promise] = works
+
+    def settle(self) -> None:
+        """Do so for all of them."""
+        for work in self._works:
+            work.settle()
 
     def wait(self, timeout: timedelta = timedelta()) -> bool:
         """Wait for all of them."""
@@ -196,13 +133,13 @@ class Several(Promise):
     def get_future(self) -> Any:
         """Return a future of all tensors."""
         if self._future is None:
-            works: Any = self._works
-            both = futures.collect_all([work.get_future() for work in works])
-            self._future = both.then(self._collected)
+            self._future = future = RunFuture(self.tag, self.settle, "+")
+            both = futures.collect_all([work.get_future() for work in self._works])
+            both.add_done_callback(partial(future.complete, self._collected))
         return self._future
 
-    def _collected(self, futures: Any) -> list[Tensor]:
-        for one in futures.value():
+    def _collected(self, all_done: Any) -> list[Tensor]:
+        for one in all_done.value():
             one.value()
         return self._tensors
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
@@ -15,16 +16,14 @@ from torch import Tensor
 from torch.distributed import Work
 
 from pccl.bindings.process_group.arguments import Staged, giving_back, op_of, parts, staged
-from pccl.bindings.process_group.flight import Flight, Promise, Several
+from pccl.bindings.process_group.flight import Flight, Several
 from pccl.bindings.process_group.gradients import Gradients, in_backward
 from pccl.bindings.process_group.identity import GroupIdentity
+from pccl.bindings.process_group.promise import BRANCHES, TAGS, Branch, Promise
 from pccl.bindings.process_group.team import LiveRanks, Team
 from pccl.bindings.process_group.untyped import dist
 
 Tensors = Sequence[Tensor]
-
-TAGS = 1024
-"""Different tags of one process group, which its collectives take in turn."""
 
 LOST_MEMBERS = ("repeat", "rescale")
 
@@ -92,7 +91,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
         self._on_shutdown: Callable[[], object] | None = on_shutdown
         self._gradients = Gradients(team, rescales=options.lost_members == "rescale")
         self._numbers = count()
-        self._first_tag = zlib.crc32(name.encode()) % (1 << 28) * TAGS
+        self._first_tag = zlib.crc32(name.encode()) % (1 << 28) * TAGS * (BRANCHES + 1)
         self._latest: WeakValueDictionary[int, Promise] = WeakValueDictionary()
         """Tag -> the last collective that used it; one that nobody has any more has ended."""
         self._coalesced: list[Work] | None = None
@@ -120,7 +119,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
         (tensor,) = tensors
         is_sum = opts.reduceOp == dist.ReduceOp.SUM
         if is_sum and tensor.is_floating_point() and in_backward():
-            return self._gradient(tensor, is_mean=False)
+            return self._gradient(tensor, opts, is_mean=False)
         if not tensor.numel():
             return _done([tensor])
         op, buffer = op_of(opts.reduceOp), Staged(tensor, computes=True)
@@ -138,11 +137,11 @@ class RunGroup(GroupIdentity, _TorchGroup):
 
     def sum_gradients(self, tensor: Tensor) -> Work:
         """Sum gradients that each rank has divided by the group's size. In a backward pass."""
-        return self._gradient(tensor, is_mean=True)
+        return self._gradient(tensor, dist.AllreduceOptions(), is_mean=True)
 
-    def _gradient(self, tensor: Tensor, *, is_mean: bool) -> Promise:
-        tag = self._tag()
-        work = self._gradients.start(tensor, tag, is_mean=is_mean)
+    def _gradient(self, tensor: Tensor, opts: Any, *, is_mean: bool) -> Promise:
+        tag, limit_s = self._tag(), self._limit_s(opts)
+        work = self._gradients.start(tensor, tag, limit_s, is_mean=is_mean)
         self._latest[tag] = work
         return work
 
@@ -404,10 +403,13 @@ class RunGroup(GroupIdentity, _TorchGroup):
     def _tag(self) -> int:
         """Return the next tag. All ranks make the same calls, so they have the same numbers."""
         self._require_state()
-        tag = self._first_tag + next(self._numbers) % TAGS
+        branch = Branch.current.get()
+        number = next(self._numbers) % TAGS if branch is None else branch.number()
+        tag = self._first_tag + number
         before = self._latest.pop(tag, None)
-        if before is not None:
-            before.wait()
+        if before is not None and not before.is_completed():
+            with suppress(Exception):  # the program gets its error from its work
+                before.wait()
         return tag
 
     def _pair_tag(self, tag: int) -> int:
@@ -425,6 +427,11 @@ class RunGroup(GroupIdentity, _TorchGroup):
                 "call pccl.torch.reconfigure() first, directly after DistributedDataParallel(model)"
             )
 
+    def _limit_s(self, opts: Any) -> float:
+        """Return the longest time of a collective."""
+        limit_s: float = opts.timeout.total_seconds()
+        return limit_s if limit_s > 0 else self.timeout.total_seconds()
+
     def _fly(
         self,
         tag: int | None,
@@ -436,12 +443,12 @@ class RunGroup(GroupIdentity, _TorchGroup):
         finish: Callable[[], object] = lambda: None,
         repeats: bool = False,
     ) -> Work:
-        limit_s = opts.timeout.total_seconds()
-        timeout_s = limit_s if limit_s > 0 else self.timeout.total_seconds()
+        timeout_s = self._limit_s(opts)
         flight = Flight(
             self.team,
             lambda live: launch(live, timeout_s),
             tensors,
+            tag,
             alone=alone,
             finish=finish,
             repeats=repeats,

@@ -155,6 +155,30 @@ def test_the_last_rank_trains_on(losing_crew: Crews) -> None:
         assert closeness(gradients, expected([1], step, 2)) < 1e-6
 
 
+def test_a_loss_while_gradients_accumulate(losing_crew: Crews) -> None:
+    """In steps without a collective. What the live ranks have accumulated is summed."""
+    crew = losing_crew(SIZE)
+
+    def train(rank: int, group: RunGroup) -> list[Tensor]:
+        replica = Replica(crew, rank, hook=False, leaves_at=2 if rank == 1 else None)
+        for step in range(2):
+            with replica.ddp.no_sync():
+                loss: Any = loss_of(replica.ddp, rank, step)
+                loss.backward()
+        loss = loss_of(replica.ddp, rank, 2)
+        if rank == 1:
+            with pytest.raises(pccl.PCCLError):
+                loss.backward()
+            return []
+        loss.backward()
+        return [parameter.grad for parameter in replica.model.parameters()]
+
+    first, _, third = crew.each(train)
+    assert all(map(torch.equal, first, third))
+    steps = zip(*(expected([0, 2], step, SIZE) for step in range(3)), strict=True)
+    assert closeness(first, [torch.stack(one).sum(0) for one in steps]) < 1e-6
+
+
 def test_after_a_loss_some_collectives_go_on_and_others_name_the_rank(losing_crew: Crews) -> None:
     crew = losing_crew(SIZE)
     crew.each(lambda rank, group: group.barrier().wait())

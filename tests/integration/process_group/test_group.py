@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import pccl
 from pccl.bindings.process_group.group import RunGroup
 from pccl.bindings.process_group.untyped import dist
 from tests.integration.process_group.conftest import Crew, options
@@ -69,6 +71,30 @@ def test_strange_memory(crew_of: Crews) -> None:
         assert torch.equal(complex_, torch.complex(total[:4], -total[:4]))
         assert torch.equal(negative, -total[:4])
         assert scalar == 3
+
+
+def test_memory_that_elements_share(crew_of: Crews) -> None:
+    """It gives values, and takes no result."""
+
+    def call(rank: int, group: RunGroup) -> tuple[Tensor, float]:
+        shared, each = torch.full((1,), 1.0 + rank).expand(2), [torch.zeros(2) for _ in range(SIZE)]
+        from_first = options("BroadcastOptions", rootRank=0)
+        for refused in (
+            partial(group.allreduce, [shared]),
+            partial(group.broadcast, [shared], from_first),
+            partial(group.recv, [shared], 0, 0),
+        ):
+            with pytest.raises(ValueError, match="share memory"):
+                refused()
+        group.allgather([each], [shared], options("AllgatherOptions")).wait()
+        total = shared.clone() if rank == 0 else shared
+        group.reduce([total], options("ReduceOptions", rootRank=0)).wait()
+        return torch.cat(each), total[1].item()
+
+    gathered = torch.tensor([1.0, 1, 2, 2, 3, 3])
+    for rank, (each, total) in enumerate(crew_of(SIZE).each(call)):
+        assert torch.equal(each, gathered)
+        assert total == (6 if rank == 0 else 1 + rank)
 
 
 def test_tensors_without_elements(crew_of: Crews) -> None:
@@ -234,6 +260,23 @@ def test_more_collectives_at_once_than_tags(
         return [tensor.item() for tensor in tensors]
 
     assert crew_of(SIZE).each(many) == [[3.0 * number for number in range(20)]] * SIZE
+
+
+def test_a_tag_that_a_failed_collective_had(
+    crew_of: Crews, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error is not that of the next one."""
+    monkeypatch.setattr("pccl.bindings.process_group.group.TAGS", 2)
+
+    def call(rank: int, group: RunGroup) -> float:
+        failed, total = group.allreduce([torch.zeros(2 + rank)]), torch.ones(1)
+        with pytest.raises(pccl.errors.DescriptorMismatch):
+            failed.wait()
+        for _ in range(2):
+            group.allreduce([total]).wait()
+        return total.item()
+
+    assert crew_of(2).each(call) == [4.0] * 2
 
 
 def test_an_error_reaches_waits_and_futures(crew_of: Crews) -> None:
