@@ -14,8 +14,9 @@ import pytest
 
 import pccl
 from tests.integration.conftest import QUICK
+from tests.integration.process_group.trainings import TRAININGS
 from tests.support.commands import environment_with, run_to_end, running
-from tests.support.patience import LIMIT_S
+from tests.support.patience import LIMIT_S, LONG_LIMIT_S
 
 TRAIN = """
 import hashlib, json, os, signal
@@ -189,3 +190,19 @@ def test_a_new_interpreter_knows_the_backend() -> None:
     ):
         done = run_to_end(sys.executable, "-c", text, env=environment_with(**environment))
         assert done.stdout.strip() == expected, done.stderr
+
+
+def test_trainings_end_as_with_gloo(
+    master: pccl.MasterNode, ready_python: tuple[str, ...], stack: contextlib.ExitStack
+) -> None:
+    """Bit for bit: a sum of two values has no order."""
+    command = *ready_python, "-m", "tests.integration.process_group.trainings"
+    environment = environment_with(PCCL_MASTER=master.address, PCCL_PEERS="2")
+    ranks = [stack.enter_context(running(*command, env=environment)) for _ in range(2)]
+    printed = [one.communicate(timeout=LONG_LIMIT_S) for one in ranks]
+    assert [one.returncode for one in ranks] == [0, 0], printed
+    lines = printed[0][0].splitlines()
+    assert lines == printed[1][0].splitlines()
+    trained = [line.split(": ") for line in lines]
+    assert [name for name, theirs, ours in trained if theirs == ours] == list(TRAININGS)
+    assert len({ours for _, _, ours in trained}) > len(TRAININGS) / 2
