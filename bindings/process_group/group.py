@@ -19,7 +19,7 @@ from pccl.bindings.process_group.arguments import Staged, giving_back, op_of, pa
 from pccl.bindings.process_group.flight import Flight, Several
 from pccl.bindings.process_group.gradients import Gradients, in_backward
 from pccl.bindings.process_group.identity import GroupIdentity
-from pccl.bindings.process_group.promise import BRANCHES, TAGS, Branch, Promise
+from pccl.bindings.process_group.promise import BRANCHES, TAGS, Branch, Promise, done
 from pccl.bindings.process_group.team import LiveRanks, Team
 from pccl.bindings.process_group.untyped import dist
 
@@ -121,7 +121,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
         if is_sum and tensor.is_floating_point() and in_backward():
             return self._gradient(tensor, opts, is_mean=False)
         if not tensor.numel():
-            return _done([tensor])
+            return done([tensor])
         op, buffer = op_of(opts.reduceOp), Staged(tensor, computes=True)
         tag = self._tag()
         return self._fly(
@@ -151,7 +151,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
     def reduce(self, tensors: Tensors, opts: Any) -> Work:
         (tensor,), op = tensors, op_of(opts.reduceOp)
         if not tensor.numel():
-            return _done([tensor])
+            return done([tensor])
         root = opts.rootRank
         is_root = self.team.rank == root
         buffer, tag = Staged(tensor, computes=True, is_read=not is_root), self._tag()
@@ -194,7 +194,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
                 f"{output.numel()}"
             )
         if not output.numel():
-            return _done([output])
+            return done([output])
         op, tag = op_of(opts.reduceOp), self._tag()
         given, taken = Staged(source, computes=True, is_read=True), Staged(output, computes=True)
         return self._fly(
@@ -213,7 +213,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
         (tensor,), root = tensors, opts.rootRank
         if not tensor.numel() or self._answers(opts):
-            return _done([tensor])
+            return done([tensor])
         tag = self._tag()
         buffer = Staged(tensor, computes=False)
         place = LiveRanks.successor if in_background(opts) else LiveRanks.place
@@ -268,7 +268,7 @@ class RunGroup(GroupIdentity, _TorchGroup):
         if self._answers(opts):
             for each in takes:
                 each.copy_(own.view(each.shape))
-            return _done(results)
+            return done(results)
         given = Staged(own, computes=False, is_read=True)
         taken, tag = staged(takes), self._tag()
         return self._fly(
@@ -464,13 +464,6 @@ class RunGroup(GroupIdentity, _TorchGroup):
 def in_background(opts: Any) -> bool:
     """Whether torch does not wait for a collective, as DDP, whose own ones are in C++."""
     return bool(getattr(opts, "asyncOp", True))
-
-
-def _done(tensors: list[Tensor]) -> Work:
-    """Return the work of tensors without elements."""
-    promise = Promise(tensors)
-    promise.end()
-    return promise
 
 
 def _flat(tensor: Tensor, count: int) -> list[Tensor]:
