@@ -12,6 +12,7 @@
   the terminal.
 * ``trackers``: consumers for Weights & Biases, MLflow and OpenTelemetry.
 * ``status_line``: the status of a training run, in one line.
+* ``data``: gives each peer of a run samples of its own: each sample once, and none lost.
 * ``diloco``: DiLoCo for PyTorch: wrap the inner optimizer, and train with peers that may join and
   leave.
 * ``gradient_averager``: classic data parallelism across peers: the gradients of every step are

@@ -29,8 +29,9 @@ KEPT = Path(__file__).with_name("surface.txt")
 PUBLIC = (
     "pccl", "pccl.aio", "pccl.checkpoint", "pccl.config", "pccl.cuda", "pccl.errors",
     "pccl.inquiry", "pccl.master_node", "pccl.progress", "pccl.shared_state",
-    "pccl.bindings.diloco", "pccl.bindings.events", "pccl.bindings.gradient_averager",
-    "pccl.torch", "pccl.bindings.consumers", "pccl.bindings.status_line", "pccl.bindings.trackers",
+    "pccl.bindings.data", "pccl.bindings.diloco", "pccl.bindings.events",
+    "pccl.bindings.gradient_averager", "pccl.torch", "pccl.bindings.consumers",
+    "pccl.bindings.status_line", "pccl.bindings.trackers",
     "pccl.observe.events", "pccl.observe.listeners", "pccl.observe.logs",
 )  # fmt: skip
 COLUMNS = 100
