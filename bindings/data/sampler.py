@@ -17,7 +17,7 @@ from pccl.bindings.arguments import check_count
 from pccl.bindings.data.order import FlatOrder, SampleOrder, ShardOrder
 from pccl.bindings.data.reader import LeaseReader
 from pccl.bindings.data.sample_ledger import SampleLedger
-from pccl.checks import check_range
+from pccl.checks import check_range, shown
 
 BATCHES_LEASED = 64
 """Batches in a first lease, unless the program or the wrapper says more."""
@@ -165,6 +165,16 @@ class ElasticSampler:
         lease = self._lease or max(BATCHES_LEASED, steps) * self._batch_size
         record = np.zeros(SampleLedger.SIZE, np.int64)
         return SampleLedger(record, lease, self._total), f"samples, {self._settings}, lease={lease}"
+
+
+def check_sampler(data: object) -> None:
+    """Check the argument ``data`` of a wrapper.
+
+    Raises:
+        TypeError: it is no sampler.
+    """
+    if not isinstance(data, ElasticSampler):
+        raise TypeError(f"data must be an ElasticSampler, not {shown(data)}")
 
 
 def _order(size: int | Sequence[int], seed: int | None) -> tuple[SampleOrder, str]:

@@ -6,6 +6,7 @@
 * ``buckets``: buckets of gradients that are contiguous in host memory.
 * ``leaves``: converts the numbers in nested dictionaries and lists to a list, and back. Pure.
 * ``reductions``: the reduces of one step, until each has an outcome.
+* ``step_samples``: the samples of each step, with an ``ElasticSampler``.
 * ``replica``: the model and optimizer as a shared state, bit-identical on all peers.
 
 It needs links that are fast compared to a step; otherwise use DiLoCo, which communicates hundreds

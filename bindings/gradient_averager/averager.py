@@ -23,6 +23,7 @@ from pccl.bindings.arguments import (
     release,
 )
 from pccl.bindings.compression import Compression
+from pccl.bindings.data import ElasticSampler
 from pccl.bindings.event_queue import EventQueue
 from pccl.bindings.events import Event, GradientsAveraged, RoundsMissed, TrainsAlone
 from pccl.bindings.gradient_averager.averageable import averageable
@@ -30,6 +31,7 @@ from pccl.bindings.gradient_averager.bucket_plan import BucketPiece, plan_bucket
 from pccl.bindings.gradient_averager.buckets import Bucket
 from pccl.bindings.gradient_averager.reductions import OUT_OF_STEP, Reductions
 from pccl.bindings.gradient_averager.replica import AveragedReplica
+from pccl.bindings.gradient_averager.step_samples import StepSamples
 from pccl.bindings.schedulers import warn_of_late_scheduler
 from pccl.config import resolve_min_peers
 from pccl.errors import (
@@ -80,6 +82,8 @@ class GradientAverager:
         shared: further tensors that newcomers receive, by name, contiguous.
         stateful: other objects that count steps, by name: learning-rate schedulers, a GradScaler.
             Newcomers receive the numbers in their ``state_dict()``.
+        data: gives each peer samples of its own; ``synchronize`` records what is done. All peers
+            use one, or none.
         resume: as for ``Communicator.sync_shared_state``.
         on_progress: as for ``Communicator.sync_shared_state``, for the fetch of a newcomer.
         on_event: function, or several, called with each :data:`pccl.bindings.events.Event` on the
@@ -101,6 +105,7 @@ class GradientAverager:
         min_peers: int | None = None,
         shared: Mapping[str, Tensor] | None = None,
         stateful: Mapping[str, Any] | None = None,
+        data: ElasticSampler | None = None,
         resume: str = "never",
         on_progress: Callable[[SyncProgress], None] | None = None,
         on_event: Callable[[Event], None] | Iterable[Callable[[Event], None]] = (),
@@ -115,7 +120,10 @@ class GradientAverager:
         own = ErrorFeedback() if isinstance(compression, str) else None
         feedback = options.error_feedback if own is None and options is not None else own
         self._compression = Compression(options, feedback)
-        self._replica = AveragedReplica(model, optimizer, shared or {}, stateful or {})
+        self._samples = None if data is None else StepSamples(data, self._require_membership)
+        ledger = {} if self._samples is None else self._samples.shared
+        everything = {**(shared or {}), **ledger}
+        self._replica = AveragedReplica(model, optimizer, everything, stateful or {})
         # Trained parameters change in every step, so fetching them early is useless.
         frozen = any(not parameter.requires_grad for parameter in model.parameters())
         self._fetches_early = bool(shared) or frozen
@@ -199,7 +207,11 @@ class GradientAverager:
             self._events.put(TrainsAlone(step=self.steps))
         self._events.deliver()
         if newcomers:
+            if self._samples is not None:
+                self._samples.admit(newcomers)
             self._synchronize_state()
+            if self._samples is not None and not self._members:
+                self._samples.entered(self._comm.peer_id)
         self._members = self._now()
         return tuple(sorted(newcomers))
 
@@ -325,6 +337,8 @@ class GradientAverager:
             )
             self._leave()
             return False
+        if self._samples is not None:
+            self._samples.averaged(self._comm.peer_id, outcome)
         with torch.no_grad():
             for bucket in self._buckets:
                 bucket.give_back()
@@ -407,6 +421,8 @@ class GradientAverager:
     def _launch(self, number: int) -> None:
         if not self._reductions.are_open:
             self._began_s = time.monotonic()
+        if self._samples is not None:
+            self._samples.launch(self._reductions)
         self._launched[number] = True
         options = self._compression.options(_name(number))
         self._reductions.launch(self._buckets[number].values, FIRST_TAG + number, options)
@@ -414,6 +430,8 @@ class GradientAverager:
     def _begin_step(self) -> None:
         self._launched = [False] * len(self._buckets)
         self._copying.clear()
+        if self._samples is not None:
+            self._samples.begin_step()
         for bucket in self._buckets:
             bucket.begin()
 
@@ -426,10 +444,12 @@ class GradientAverager:
     # -- the rest ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return steps and residuals, for a checkpoint beside model, optimizer and other state."""
+        """Return all state but that of model, optimizer and ``stateful``, for a checkpoint."""
+        samples = {} if self._samples is None else {"samples": self._samples.state_dict()}
         return {
             "steps": self.steps,
             "error_feedback": self._compression.feedback.state_dict(),
+            **samples,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -443,6 +463,8 @@ class GradientAverager:
         if self.is_member:
             raise RuntimeError("call load_state_dict() before the first update()")
         self._replica.steps = int(state["steps"])
+        if self._samples is not None:
+            self._samples.load_state_dict(state)
         self._replica.begin_anew()
         if self._compression.remembers:
             self._compression.feedback.load_state_dict(state["error_feedback"])

@@ -12,6 +12,7 @@ dead peer: for this they leave their inputs unchanged.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,6 +58,7 @@ class Reducer(Protocol):
         tag: int = ...,
         quantization_options: QuantizationOptions | None = ...,
         timeout_s: float | None = ...,
+        weight: float | None = ...,
     ) -> AsyncReduceHandle:
         """Start a reduce."""
         ...
@@ -69,6 +71,7 @@ class _BucketFlight:
     options: QuantizationOptions | None
     into: Tensor | None
     timeout_s: float | None
+    weight: float | None
     handle: AsyncReduceHandle | None = None
     info: ReduceInfo | None = None
 
@@ -81,11 +84,13 @@ class BucketOutcome:
         contributors: ids of the peers that are in all results, ascending.
         tx_bytes: bytes sent for the results.
         rx_bytes: bytes received for the results.
+        weights: weights in the weighted reduce, if there is one, of at least the contributors.
     """
 
     contributors: tuple[int, ...]
     tx_bytes: int
     rx_bytes: int
+    weights: Mapping[int, float]
 
 
 class Reductions:
@@ -113,6 +118,7 @@ class Reductions:
         options: QuantizationOptions | None = None,
         into: Tensor | None = None,
         timeout_s: float | None = None,
+        weight: float | None = None,
     ) -> None:
         """Begin to reduce ``values``, a contiguous CPU tensor; do not use it until ``wait``.
 
@@ -123,8 +129,9 @@ class Reductions:
             into: where the result goes, so that the reduce can be repeated over other members.
                 None: into ``values``.
             timeout_s: longest time of the reduce, and of each repetition, in seconds.
+            weight: weight of the values in the average; None: no weights.
         """
-        flight = _BucketFlight(values, tag, options, into, timeout_s)
+        flight = _BucketFlight(values, tag, options, into, timeout_s, weight)
         self._start(flight)
         self._flights.append(flight)
 
@@ -155,15 +162,21 @@ class Reductions:
             loss, self._loss = self._loss, None
             return loss
         members = set(self._contributors(flights[0])) if flights else {self._comm.peer_id}
+        weights: dict[int, float] = {}
         infos = [flight.info for flight in flights if flight.info is not None]
         for flight in flights:
             members.intersection_update(self._contributors(flight))
+            if flight.weight is not None:
+                own = (flight.weight,)
+                found = own if flight.info is None else flight.info.weights
+                weights = dict(zip(self._contributors(flight), found, strict=True))
             if flight.info is None and flight.into is not None:
                 flight.into.copy_(flight.values)
         return BucketOutcome(
             tuple(sorted(members)),
             sum(info.tx_bytes for info in infos),
             sum(info.rx_bytes for info in infos),
+            weights,
         )
 
     def _contributors(self, flight: _BucketFlight) -> tuple[int, ...]:
@@ -192,6 +205,7 @@ class Reductions:
                 tag=flight.tag,
                 quantization_options=flight.options,
                 timeout_s=flight.timeout_s,
+                weight=flight.weight,
             )
         except TooFewPeers:
             pass

@@ -1,0 +1,158 @@
+"""``ElasticSampler`` with both wrappers, on real connections, while peers come and go.
+
+Each sample must be in exactly as many outcomes as there are epochs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import Run
+from tests.support.patience import LIMIT_S
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+from pccl.bindings.data import ElasticSampler  # noqa: E402
+from pccl.bindings.events import Event, GradientsAveraged  # noqa: E402
+from pccl.bindings.gradient_averager import GradientAverager  # noqa: E402
+from pccl.errors import StateMismatch  # noqa: E402
+
+NewRun = Callable[..., Run]
+
+
+class Outcomes:
+    """What all peers say was averaged: samples by round and peer, and the contributors."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._given: dict[tuple[int, int], list[int]] = {}
+        self._contributors: dict[int, tuple[int, ...]] = {}
+
+    def give(self, number: int, peer: int, samples: Iterable[int]) -> None:
+        """Record what a peer gives to a round."""
+        with self._lock:
+            self._given[number, peer] = list(samples)
+
+    def ended(self, number: int, contributors: tuple[int, ...]) -> None:
+        """Record an outcome, which all members have alike."""
+        with self._lock:
+            assert self._contributors.setdefault(number, contributors) == contributors
+
+    def counts(self) -> Counter[int]:
+        """Return how often each sample was averaged."""
+        return Counter(
+            sample
+            for number, contributors in self._contributors.items()
+            for peer in contributors
+            for sample in self._given[number, peer]
+        )
+
+
+def train_averaged(
+    run: Run, sampler: ElasticSampler, outcomes: Outcomes, leave_at: int | None = None
+) -> bool:
+    """Train with averaged gradients to the end of all epochs, or until this peer vanishes."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, GradientsAveraged):
+            outcomes.ended(event.step, event.contributors)
+
+    comm = run.newcomer()
+    averager = GradientAverager(
+        model, optimizer, comm=comm, min_peers=1, data=sampler, on_event=on_event
+    )
+    loader: Any = DataLoader(
+        TensorDataset(torch.arange(1000).float()[:, None]), batch_sampler=sampler
+    )
+    batches = sampler.batches(loader)
+    taken = 0
+    while True:
+        averager.update()
+        if sampler.finished:
+            averager.verify()
+            comm.close()
+            return True
+        optimizer.zero_grad()
+        batch = next(batches)
+        samples: list[int] = [] if batch is None else batch[0].int().flatten().tolist()
+        if batch is not None:
+            model(batch[0]).sum().backward()
+        outcomes.give(averager.steps + 1, comm.peer_id, samples)
+        if taken == leave_at:
+            comm.close()
+            return False
+        taken += averager.step()
+
+
+def test_averaged_peers_that_come_and_go(new_run: NewRun) -> None:
+    run, outcomes = new_run(), Outcomes()
+
+    def start(leave_at: int | None = None) -> Any:
+        sampler = ElasticSampler(600, 4, epochs=2, lease=24)
+        return run.start(train_averaged, run, sampler, outcomes, leave_at)
+
+    stays = [start() for _ in range(2)]
+    for number in range(6):
+        assert not start(leave_at=3 + number).result(LIMIT_S)
+    assert all(future.result(LIMIT_S) for future in stays)
+    assert outcomes.counts() == Counter(dict.fromkeys(range(600), 2))
+
+
+def test_a_checkpoint_of_an_averager_has_the_samples(new_run: NewRun) -> None:
+    seen: list[int] = []
+    saved: dict[str, Any] = {}
+    for lives in range(2):
+        run = new_run()
+        sampler = ElasticSampler(100, 10, epochs=1)
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        comm = run.newcomer()
+        averager = GradientAverager(model, optimizer, comm=comm, min_peers=1, data=sampler)
+        if saved:
+            averager.load_state_dict(saved)
+        batches = sampler.batches()
+        while True:
+            averager.update()
+            if sampler.finished or (averager.steps == 4 and not lives):
+                break
+            seen += next(batches)
+            averager.step()
+        saved = averager.state_dict()
+        comm.close()
+    assert sorted(seen) == list(range(100))
+
+
+def test_other_settings_are_told(new_run: NewRun) -> None:
+    run = new_run()
+
+    def join(sampler: ElasticSampler | None) -> None:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        GradientAverager(model, optimizer, comm=run.newcomer(), min_peers=2, data=sampler).update()
+
+    ended = [run.start(join, ElasticSampler(10, 1, seed=seed)) for seed in range(2)]
+    for future in ended:
+        with pytest.raises(StateMismatch, match="seed="):
+            future.result(LIMIT_S)
+
+
+def test_only_a_sampler_is_data(new_run: NewRun) -> None:
+    model: Any = nn.Linear(1, 1)
+    other: Any = [1, 2, 3]
+    with pytest.raises(TypeError, match="ElasticSampler"):
+        GradientAverager(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.01),
+            comm=new_run().newcomer(),
+            data=other,
+        )
