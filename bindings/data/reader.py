@@ -118,6 +118,8 @@ class LeaseReader:
             lease: the lease in a state that this peer has received.
         """
         count = int(count) + self._pending
+        if count > self._handed:
+            return False  # the run has gone back to before a round that this peer knew
         own = _positions(self.lease.runs, self._handed - count, count)
         return np.array_equal(own, _positions(lease.runs, 0, count))
 
@@ -137,7 +139,8 @@ class LeaseReader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the positions of work that is not done, for a checkpoint."""
-        return {"runs": [list(run) for run in self.lease.runs], "handed": self._handed}
+        handed = self._handed - self._pending
+        return {"runs": [list(run) for run in self.lease.runs], "handed": handed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what ``state_dict`` returned."""

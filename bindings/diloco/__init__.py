@@ -11,6 +11,7 @@
 * ``replica_calls``: makes calls of a communicator from what ``rounds`` asks for. Pure.
 * ``joint_caller``: a thread that makes all joint calls of one replica, in order.
 * ``training_driver``: the part of a replica that runs on the training thread.
+* ``checkpoints``: saves and loads the state of a replica.
 
     from pccl.bindings.diloco import DiLoCo
 

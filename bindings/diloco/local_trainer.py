@@ -82,6 +82,8 @@ class LocalTrainer:
         buffers: the buffers of the local model, which go with the last fragment; None: there are
             none.
         eager: whether a merge previews the next outer step; see :meth:`_preview`.
+        counts_samples: whether weights are numbers of samples. Then work weighs the same after a
+            merge has replaced a part of it.
 
     Attributes:
         pipeline: position of the replica in the schedule.
@@ -100,6 +102,7 @@ class LocalTrainer:
         buffers: ModelBuffers | None = None,
         *,
         eager: bool = False,
+        counts_samples: bool = False,
     ) -> None:
         self.pipeline = Pipeline(schedule)
         self.entry = 0
@@ -111,6 +114,7 @@ class LocalTrainer:
         self._clock = clock
         self._buffers = buffers
         self._is_eager = eager
+        self._counts_samples = counts_samples
         self._taken: dict[int, Any] = {}
         """Pseudo-gradients of the unmerged rounds, by the number of the round."""
 
@@ -134,12 +138,9 @@ class LocalTrainer:
         """
         self.entry = entered.entry
         lost: list[list[Any]] = [[] for _ in self._parts]
-        for launch in self.pipeline.in_flight():
-            if launch.number in entered.applied or is_elsewhere or entered.is_reset:
-                continue
-            if launch.number in self._taken:  # else nothing was, or before a checkpoint
-                self.pipeline.carry(launch)
-                lost[launch.fragment].append(self._taken[launch.number])
+        for launch in self._lost(entered, is_elsewhere=is_elsewhere):
+            self.pipeline.carry(launch)
+            lost[launch.fragment].append(self._taken[launch.number])
         for part, values, works in zip(self._parts, common, lost, strict=True):
             if entered.is_reset:
                 part.merge(values, 0.0)
@@ -154,6 +155,28 @@ class LocalTrainer:
         if entered.is_reset:
             self.pipeline.leave_out_work()
         self.pipeline.enter(entered.number, self._clock(), is_open=entered.is_open)
+
+    def _lost(self, entered: Entered, *, is_elsewhere: bool) -> list[Launch]:
+        """Return the rounds in flight whose work the outer parameters lack, if it is to be kept."""
+        if is_elsewhere or entered.is_reset:
+            return []
+        return [
+            launch
+            for launch in self.pipeline.in_flight()
+            # If it was not taken, it was before a checkpoint, or it was nothing.
+            if launch.number not in entered.applied and launch.number in self._taken
+        ]
+
+    def unapplied(self, entered: Entered, *, is_elsewhere: bool = False) -> float:
+        """Return the weight of the first fragment's work that ``enter`` is going to keep.
+
+        Args:
+            entered: as for ``enter``.
+            is_elsewhere: as for ``enter``.
+        """
+        lost = self._lost(entered, is_elsewhere=is_elsewhere)
+        kept = 0.0 if entered.is_reset else self.pipeline.work(0)
+        return kept + sum(launch.weight for launch in lost if not launch.fragment)
 
     def is_at(self, entered: Entered) -> bool:
         """Whether the run is where this replica is, between two rounds."""
@@ -198,6 +221,18 @@ class LocalTrainer:
     def is_behind(self) -> bool:
         """Whether the next round is due, so that it does not go on without this replica again."""
         return self.pipeline.is_behind(self._clock())
+
+    def idle(self) -> Steps:
+        """Wait for the rounds in flight, or take part in the next one now, if there are none."""
+        entry = self.entry
+        if not any(one.number not in self.commits for one in self.pipeline.in_flight()):
+            yield self._launch(self.pipeline.launch_now(self._clock()))
+        self.awaited = self.pipeline.in_flight()[-1].number
+        while self.awaited not in self.commits:
+            yield None
+            if self.entry != entry:
+                return
+        yield from self._carry_out(self.pipeline.due_merges())
 
     def finish(self) -> Steps:
         """Launch the final rounds immediately, and merge all rounds.
@@ -250,7 +285,7 @@ class LocalTrainer:
     def _merge(self, merge: Merge) -> RoundMerged:
         committed = self.commits.pop(merge.number)
         self._taken.pop(merge.number, None)  # first: a preview can use the memory
-        kept = self._mixing if merge.is_taken else 1.0
+        kept = self._mixing if merge.is_taken and not self._counts_samples else 1.0
         self.pipeline.merged(merge.number, self._clock(), kept)
         part, common = self._parts[merge.fragment], committed.contribution.values
         if self._is_eager:

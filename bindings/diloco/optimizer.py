@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import logging
-import time
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakMethod
 
 import torch
 
 import pccl
 from pccl.bindings import interrupts
 from pccl.bindings.arguments import (
-    check_amount,
     check_communicator,
     check_count,
     check_listeners,
 )
 from pccl.bindings.compression import of_pseudo_gradients
+from pccl.bindings.data.sample_ledger import ROUNDS_AHEAD, SampleLedger
+from pccl.bindings.data.sampler import ElasticSampler, check_sampler
+from pccl.bindings.diloco.checkpoints import TrainingCheckpoints
 from pccl.bindings.diloco.joint_caller import JointCaller
 from pccl.bindings.diloco.model.averaging import radial_averages
 from pccl.bindings.diloco.model.buffers import named_buffers
@@ -30,7 +32,7 @@ from pccl.bindings.diloco.model.outer import OuterParameters
 from pccl.bindings.diloco.model.outer_optimizers import OuterFactory, outer_factor, outer_factory
 from pccl.bindings.diloco.replica_calls import QuorumOptions, ReplicaCalls, agreed_settings
 from pccl.bindings.diloco.schedule import partition, schedule
-from pccl.bindings.diloco.training_driver import VERSION, TrainingDriver, check_saved, pack, unpack
+from pccl.bindings.diloco.training_driver import TrainingDriver
 from pccl.bindings.event_queue import EventQueue
 from pccl.bindings.events import Consumer
 from pccl.bindings.schedulers import FollowedScheduler, warn_of_late_scheduler
@@ -41,9 +43,6 @@ from pccl.errors import raised_here
 _log = logging.getLogger("pccl.diloco")
 
 _Scheduler = TypeVar("_Scheduler")
-
-WEIGHT_MAX = 1e30
-"""Upper limit for the weight of one step, far below the largest weight of a reduce."""
 
 
 class DiLoCo(torch.optim.Optimizer):
@@ -104,6 +103,8 @@ class DiLoCo(torch.optim.Optimizer):
             are logged. An excluded replica takes the outer parameters, and drops its local work.
         quorum: members that a round needs, and ``grace_s`` its grace, as for
             ``Communicator.all_reduce``, the same for all peers. Late work goes into the next round.
+        data: gives each peer samples of its own; a step weighs as many as its samples. All peers
+            use one, or none. The model must not be sharded.
         on_event: functions that receive each event, on the training thread.
 
     Raises:
@@ -133,6 +134,7 @@ class DiLoCo(torch.optim.Optimizer):
         guard: pccl.Guard | str | None = None,
         quorum: int | float | None = None,
         grace_s: float | str = "auto",
+        data: ElasticSampler | None = None,
         on_event: Consumer | Iterable[Consumer] = (),
     ) -> None:
         check_communicator(comm)
@@ -152,6 +154,7 @@ class DiLoCo(torch.optim.Optimizer):
         if warm_up is not None:
             check_count("warm_up", warm_up, lowest=0)
         self._inner_state = InnerState(inner, named, warm_up)
+        samples = None if data is None else self._attach(data)
         self._compression = of_pseudo_gradients(compression)
         radial, kind = radial_averages(averaging, params, self._model.parts, self._model.shards)
         self._outer = OuterParameters(
@@ -162,6 +165,7 @@ class DiLoCo(torch.optim.Optimizer):
             self._inner_state,
             previews=eager,
             factor=outer_factor(outer_lr_lambda),
+            samples=samples,
         )
         self._caller = JointCaller(comm, ReplicaCalls(
             comm, self._outer, self._schedule, min_peers, self._compression, self._model.shards,
@@ -178,9 +182,15 @@ class DiLoCo(torch.optim.Optimizer):
         self._stop_listening: Callable[[], object] | None = None
         if listeners.count:
             self._stop_listening = weakref.finalize(self, self._events.listen_to(comm))
+        reader = None if data is None else data.reader
         self._driver = TrainingDriver(
-            self._schedule, self._model, mixed, self._caller, self._events, eager=eager
-        )
+            self._schedule, self._model, mixed, self._caller, self._events,
+            eager=eager, samples=reader,
+        )  # fmt: skip
+        self._checkpoints = TrainingCheckpoints(
+            inner, self._inner_state, self._outer, self._model.parts, self._parts, self._driver,
+            self._compression, reader,
+        )  # fmt: skip
         self._driver.on_reset = partial(forget_broken, inner)
         self._pipeline = self._driver.trainer.pipeline
         self._followed: list[FollowedScheduler] = []
@@ -188,6 +198,17 @@ class DiLoCo(torch.optim.Optimizer):
         super().__init__(inner.param_groups, inner.defaults)
         self._is_made = True
         self.param_groups, self.state = inner.param_groups, inner.state
+
+    def _attach(self, data: ElasticSampler) -> tuple[SampleLedger, str]:
+        """Return a ledger of samples for the run, and its name."""
+        check_sampler(data)
+        if self._model.shards > 1:
+            raise ValueError(
+                "data= needs a model that is not sharded: the ranks of a replica would get "
+                "different samples; give each replica a sampler of its own"
+            )
+        steps = ROUNDS_AHEAD * self._schedule.sync_steps
+        return data.attach(WeakMethod(self.join), WeakMethod(self._idle), steps)
 
     # -- properties --------------------------------------------------------------------------------
 
@@ -293,7 +314,7 @@ class DiLoCo(torch.optim.Optimizer):
         return changed
 
     @raised_here
-    def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *, weight: float | None = None) -> Any:
         """Make an inner step, and the joint calls and merges that are due after it.
 
         The first step joins the run. If joining has changed the parameters, the gradients are
@@ -302,7 +323,8 @@ class DiLoCo(torch.optim.Optimizer):
         Args:
             closure: function that computes the loss again, as for the inner optimizer.
             weight: the work in this step, in tokens or samples; averages are weighted by it. The
-                changes of a round whose steps all weigh 0 are dropped.
+                changes of a round whose steps all weigh 0 are dropped. None: 1.0, or with ``data``
+                the number of samples since the last step.
 
         Returns:
             The result of the inner optimizer's ``step``; None if the gradients were not applied.
@@ -312,7 +334,7 @@ class DiLoCo(torch.optim.Optimizer):
                 make a new ``Communicator``, and a new ``DiLoCo`` with this one's ``state_dict``.
             TypeError, ValueError: ``closure`` is not callable; ``weight`` is not a number >= 0.
         """
-        check_amount("weight", weight, WEIGHT_MAX)
+        amount = self._driver.check_weight(weight)
         if closure is not None and not callable(closure):
             raise TypeError(
                 f"closure must be a function, not {shown(closure)}; pass a weight as weight=..."
@@ -339,12 +361,18 @@ class DiLoCo(torch.optim.Optimizer):
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         with self._inner_state.stepping():
             loss = self.inner.step(closure) if closure is not None else self.inner.step()
-        self._driver.stepped(weight)
+        self._driver.stepped(amount)
         if trainer.entry != entry:  # the program's scheduler.step() comes next
             self._bring_schedulers(self.steps - 1)
         self._comm.report_step(self.steps, figures=self._driver.figures)
         self._events.deliver()
         return loss
+
+    @raised_here
+    def _idle(self) -> None:
+        """Take part in a round without work, because this peer has no samples."""
+        self._driver.idle()
+        self._events.deliver()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as the inner optimizer does."""
@@ -422,29 +450,11 @@ class DiLoCo(torch.optim.Optimizer):
         reduced when a lost membership ended the run here: other members may have applied it.
         """
         if not self._has_started:
-            return self._state()
+            return self._checkpoints.save()
         self._driver.send_all()
         with self._caller.settled():
             self._driver.give_up_flights()
-            return self._state()
-
-    def _state(self) -> dict[str, Any]:
-        position = self._pipeline.position()
-        in_flight = [self._driver.trainer.commits[number] for number, *_ in position["flights"]]
-        return {
-            "version": VERSION,
-            "layout": self._layout,
-            "inner": self.inner.state_dict(),
-            "warm_up": [self._inner_state.warm_up_left, self._inner_state.warm_up_of],
-            "outer": self._outer.state_dict(),
-            "base": [part.base.clone() for part in self._model.parts],
-            "position": position,
-            "in_flight": [pack(committed) for committed in in_flight],
-            "residuals": {
-                name: torch.as_tensor(kept)
-                for name, kept in self._compression.feedback.state_dict().items()
-            },
-        }
+            return self._checkpoints.save()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where another process stopped. Load the model's ``state_dict`` separately.
@@ -458,27 +468,8 @@ class DiLoCo(torch.optim.Optimizer):
         """
         if self._has_started:
             raise RuntimeError("load_state_dict must be called before the first step() or join()")
-        saved = check_saved(state_dict, self._layout, self._parts)
-        self.inner.load_state_dict(saved["inner"])
-        self._inner_state.resume(saved.get("warm_up", (0, 0)))
+        self._checkpoints.load(state_dict)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
-        self._outer.load_state_dict(saved["outer"])
-        for part, base in zip(self._model.parts, saved["base"], strict=True):
-            part.base.copy_(base)
-        self._pipeline.resume(saved["position"], time.monotonic())
-        for packed in saved["in_flight"]:
-            fragment = self._schedule.fragment(packed["number"])
-            room = self._model.parts[fragment].outer.empty()
-            self._driver.trainer.commit(unpack(packed, fragment, room))
-        self._compression.feedback.load_state_dict(
-            {name: kept.cpu().numpy() for name, kept in saved["residuals"].items()}
-        )
-        self._driver.known = self._outer.ledger.number
-        self._driver.resumed = [values.cpu().clone() for values in saved["outer"]["values"]]
-
-    @property
-    def _layout(self) -> list[list[str]]:
-        return [list(names) for names in self.fragments]
 
     def close(self) -> None:
         """Leave the run: finish the open call, and close ``comm``. Idempotent."""

@@ -192,6 +192,10 @@ class Pipeline:
             )
             self.number += 1
 
+    def work(self, fragment: int) -> float:
+        """Return the weight of a fragment's work since its last launch."""
+        return self._work[fragment]
+
     def in_flight(self) -> tuple[Launch, ...]:
         """Return the launched and unmerged rounds, in order."""
         return tuple(flight.launch for flight in self._flights.values())
@@ -309,6 +313,10 @@ class Pipeline:
         """
         last = self._schedule.fragments - 1
         return self.number + (last - self.number) % self._schedule.fragments
+
+    def launch_now(self, now_s: float) -> Launch:
+        """Launch the next round now, as if it were due; so the next one is due a period later."""
+        return self._launch(now_s)
 
     def launch_early(self, now_s: float) -> Launch:
         """Launch the next round now. Without a time budget, later rounds stay due as before."""

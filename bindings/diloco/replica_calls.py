@@ -17,6 +17,7 @@ import torch
 
 import pccl
 from pccl.bindings.compression import Compression
+from pccl.bindings.data.reader import PeerLease, lease_of
 from pccl.bindings.diloco.ledger import Revisions
 from pccl.bindings.diloco.model.averaging import RadialFragment
 from pccl.bindings.diloco.model.outer import OuterParameters, length
@@ -32,6 +33,7 @@ from pccl.bindings.diloco.rounds import (
     Pause,
     Reduce,
     ReduceBuffers,
+    RoundCommitted,
     Rounds,
     Sync,
     Take,
@@ -60,12 +62,15 @@ class JointNews:
         at_s: time of the event, on the clock of the replica.
         outer: with ``Entered``: copies of the outer parameters, by fragment.
         buffers: with ``Entered``: copies of the common buffers.
+        lease: with ``Entered`` and ``RoundCommitted``: the samples of this peer, if it gets them
+            from the run.
     """
 
     what: Notice | GroupSynced
     at_s: float
     outer: list[torch.Tensor] = field(default_factory=lambda: [])
     buffers: list[torch.Tensor] = field(default_factory=lambda: [])
+    lease: PeerLease | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +311,8 @@ class ReplicaCalls:
             average.copy_(work)
             if not self._excludes_infinite or bool(torch.isfinite(work).all()):
                 raise
-            return Average((), 0.0, is_excluded=bool(contribution.weight))
+            shares = ((self._comm.peer_id, 0.0),)
+            return Average((), 0.0, is_excluded=bool(contribution.weight), shares=shares)
         info = infos[-1]
         excluded = {peer for one in infos for peer in one.excluded}
         return Average(
@@ -319,6 +325,7 @@ class ReplicaCalls:
             torch.dot(work, average).item() if contribution.weight else math.nan,
             1.0 if self._radial else _replicas(info.weights),
             all(one.took_part for one in infos),
+            _shares(info),
         )
 
     def _reduce_radially(
@@ -396,7 +403,8 @@ class ReplicaCalls:
             self._radial[seen.tag - 1].combine(values, self._replayed_lengths)
         buffers = self._replayed if seen.tag == len(self._outer.fragments) else None
         self._replayed = None
-        average = Average(seen.contributors, seen.total_weight or 0.0, workers=_workers(seen))
+        total, shares = seen.total_weight or 0.0, _shares(seen)
+        average = Average(seen.contributors, total, workers=_workers(seen), shares=shares)
         self._rounds.finish(seen.tag - 1, values, average, buffers)
 
     def _members(self) -> Members:
@@ -428,7 +436,10 @@ class ReplicaCalls:
             buffers = self._outer.buffers.copies()
             for number in notice.corrected:
                 self._compression.feedback.forget(self._name(number))
-        self.tell(JointNews(notice, self._clock(), outer, buffers))
+        samples, lease = self._outer.samples, None
+        if samples is not None and isinstance(notice, Entered | RoundCommitted):
+            lease = lease_of(samples, self._comm.peer_id)
+        self.tell(JointNews(notice, self._clock(), outer, buffers, lease))
 
 
 def agreed_settings(
@@ -455,8 +466,12 @@ def _replicas(weights: Sequence[float]) -> float:
 
 def _workers(average: pccl.ReduceInfo | pccl.ObservedReduction) -> tuple[int, ...]:
     """Return the peers whose work is in an average."""
-    pairs = zip(average.contributors, average.weights, strict=True)
-    return tuple(peer for peer, weight in pairs if weight)
+    return tuple(peer for peer, weight in _shares(average) if weight)
+
+
+def _shares(average: pccl.ReduceInfo | pccl.ObservedReduction) -> tuple[tuple[int, float], ...]:
+    """Return the weights in an average, by peer."""
+    return tuple(zip(average.contributors, average.weights, strict=True))
 
 
 def _zeros_like(values: torch.Tensor) -> torch.Tensor:

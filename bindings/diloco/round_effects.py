@@ -144,6 +144,7 @@ class Average:
         product: dot product of this replica's work and the average; NaN if it has no work in it.
         replicas: how many of equal weights would average noise as well as these do.
         took_part: whether the work of this replica is in the average; False: it came too late.
+        shares: for each member of the reduce its id and weight; 0.0 if the guard excluded it.
     """
 
     contributors: tuple[int, ...]
@@ -155,6 +156,7 @@ class Average:
     product: float = math.nan
     replicas: float = 1.0
     took_part: bool = True
+    shares: tuple[tuple[int, float], ...] = ()
 
 
 # -- notices for the replica ----------------------------------------------------------------------

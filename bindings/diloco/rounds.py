@@ -16,7 +16,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
-from pccl.bindings.diloco.ledger import Ledger
+from pccl.bindings.data.sample_ledger import SampleLedger
+from pccl.bindings.diloco.ledger import ROUNDS_KEPT, Ledger
 from pccl.bindings.diloco.round_effects import Average as Average
 from pccl.bindings.diloco.round_effects import Connect as Connect
 from pccl.bindings.diloco.round_effects import Contribution as Contribution
@@ -71,6 +72,11 @@ class Outer(Protocol):
     @property
     def ledger(self) -> Ledger:
         """The ledger of the run, which is shared like the parameters."""
+        ...
+
+    @property
+    def samples(self) -> SampleLedger | None:
+        """The ledger of the samples, if peers get their samples from the run."""
         ...
 
     def offer(self) -> None:
@@ -196,6 +202,7 @@ class Rounds:
                 if not (yield from self._gather(how)):
                     return
                 how = Update()
+                self._give_leases()
                 if not (yield from self._sync()):
                     return
                 yield from self._follow()
@@ -308,6 +315,7 @@ class Rounds:
     def _offer(self) -> Steps:
         """Synchronize with newcomers; return False to give up."""
         newcomers = frozenset(self._members) - self._synced
+        self._give_leases()
         self._outer.touch(None)
         if not self._is_offered:
             self._outer.offer()
@@ -317,6 +325,12 @@ class Rounds:
         # A newcomer that was too slow comes again, and still has pieces of the offer.
         self._is_offered = not self._synced.issuperset(newcomers)
         return True
+
+    def _give_leases(self) -> None:
+        """Give samples to newcomers, before the synchronization with them; all members do."""
+        if self._outer.samples is not None:
+            self._outer.samples.admit(frozenset(self._members) - self._synced)
+            self._outer.touch(None)
 
     def _gather(self, how: Connect | Update) -> Steps:
         """Admit newcomers until the group has enough members; return False to give up.
@@ -374,7 +388,8 @@ class Rounds:
         try:
             average: Average = yield Reduce(contribution)
         except TooFewPeers:  # alone: the average is the own contribution
-            average = Average((self._peer,), contribution.weight)
+            shares = ((self._peer, contribution.weight),)
+            average = Average((self._peer,), contribution.weight, shares=shares)
         except ResyncRequired:  # the members have reduced without this replica
             self._doubt = None
             raise
@@ -417,5 +432,9 @@ class Rounds:
         norms = self._outer.apply(fragment, values, buffers) if average.total_weight else (0.0, 0.0)
         workers = average.contributors if average.workers is None else average.workers
         self._outer.ledger.close(workers)
+        if self._outer.samples is not None and fragment == 0:
+            # Without a quorum, a member that is not in the outcome was cut off.
+            patience = ROUNDS_KEPT if self._has_quorum else 0
+            self._outer.samples.close(dict(average.shares), patience)
         self._outer.touch(fragment)
         return norms

@@ -6,33 +6,32 @@ reports events.
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
 from pccl.bindings import interrupts
+from pccl.bindings.arguments import check_amount
+from pccl.bindings.data.reader import LeaseReader
 from pccl.bindings.diloco.joint_caller import JointCaller
 from pccl.bindings.diloco.ledger import ROUNDS_KEPT
 from pccl.bindings.diloco.local_trainer import LocalTrainer, RoundMerged, Steps
 from pccl.bindings.diloco.model.local_model import LocalModel
 from pccl.bindings.diloco.replica_calls import GroupSynced, JointNews
-from pccl.bindings.diloco.rounds import Average, Contribution, Entered, Members, RoundCommitted
+from pccl.bindings.diloco.rounds import Contribution, Entered, Members, RoundCommitted
 from pccl.bindings.diloco.schedule import Schedule
 from pccl.bindings.event_queue import EventQueue
 from pccl.bindings.events import InnerStep, OuterStep, RoundsMissed, TrainsAlone
-from pccl.bindings.tensors import own_name
 
 _log = logging.getLogger("pccl.diloco")
 
-VERSION = 1
-"""Version of the format of checkpoints."""
+WEIGHT_MAX = 1e30
+"""Upper limit for the weight of one step, far below the largest weight of a reduce."""
 
 
 @dataclass(slots=True)
@@ -53,6 +52,7 @@ class TrainingDriver:
         caller: makes the joint calls.
         events: queue for the events of this replica.
         eager: whether a merge previews the next outer step.
+        samples: the samples of this replica, if it gets them from the run.
 
     Attributes:
         trainer: decides on the actions.
@@ -71,11 +71,19 @@ class TrainingDriver:
         events: EventQueue,
         *,
         eager: bool = False,
+        samples: LeaseReader | None = None,
     ) -> None:
-        buffers = model.buffers or None
+        buffers, counts = model.buffers or None, samples is not None
         self.trainer = LocalTrainer(
-            schedule, model.parts, mixing, time.monotonic, buffers, eager=eager
+            schedule,
+            model.parts,
+            mixing,
+            time.monotonic,
+            buffers,
+            eager=eager,
+            counts_samples=counts,
         )
+        self._samples = samples
         self.resumed: Sequence[torch.Tensor] | None = None
         self.known: int | None = None
         self.figures: dict[str, float] = {}
@@ -103,15 +111,43 @@ class TrainingDriver:
             self.hear(after_failure=True)
         self.carry_out(self.trainer.begin())
 
-    def stepped(self, weight: float) -> None:
-        """Count an inner step, and carry out the actions that are due after it.
+    def check_weight(self, weight: float | None) -> float:
+        """Check the argument ``weight`` of a step, and return the weight of its work.
 
-        Args:
-            weight: weight of the work in the step.
+        With samples of the run, ``stepped`` counts them.
+
+        Raises:
+            TypeError, ValueError: it is not a number >= 0, or there are samples of the run, too.
+        """
+        if self._samples is None:
+            return check_amount("weight", 1.0 if weight is None else weight, WEIGHT_MAX)
+        if weight is not None:
+            raise ValueError("with data=, a step weighs as many as its samples; pass no weight")
+        return 0.0
+
+    def idle(self) -> None:
+        """Without samples: wait for the next outcome, in a round without work if need be.
 
         Raises:
             PCCLError: the run cannot continue; the message says why.
         """
+        self.hear()
+        if self.trainer.pipeline.due_merges():  # Ctrl-C has interrupted a wait for them
+            self.carry_out(self.trainer.begin())
+        lease = self._samples
+        if lease is not None and lease.is_dry and not lease.lease.is_finished:
+            self.carry_out(self.trainer.idle())
+
+    def stepped(self, weight: float) -> None:
+        """Count an inner step, and carry out the actions that are due after it.
+
+        Args:
+            weight: weight of the work in the step, unless it has samples of the run.
+
+        Raises:
+            PCCLError: the run cannot continue; the message says why.
+        """
+        weight = weight if self._samples is None else self._samples.stepped()
         now_s = time.monotonic()
         step = self.trainer.pipeline.steps + 1
         self._events.put(InnerStep(step=step, seconds=now_s - self._last_step_s))
@@ -231,6 +267,9 @@ class TrainingDriver:
                 self._enter(entered, news)
             case RoundCommitted(contribution) as committed:
                 self.known = contribution.number + 1
+                if self._samples is not None and news.lease is not None:
+                    count = 0 if contribution.fragment else int(contribution.weight)
+                    self._samples.averaged(count, news.lease)
                 self.trainer.commit(committed)
                 if own := self._rounds.get(contribution.number):
                     own.took_s = news.at_s - own.began_s
@@ -248,21 +287,40 @@ class TrainingDriver:
                 self._events.put(RoundsMissed(step=step, number=entered.number, missed=missed))
         resumed, self.resumed = self.resumed, None
         self._say_what_may_be_lost(entered)
+        entered = self._enter_lease(entered, news, is_elsewhere=resumed is not None)
         is_same = resumed is not None and all(map(torch.equal, resumed, news.outer))
-        if is_same and self.trainer.is_at(entered):
+        if is_same and self.trainer.is_at(entered) and not entered.is_reset:
             self.trainer.stay(entered)
             return
+        if entered.is_reset:
+            self.on_reset()
+        self._rounds.clear()
+        self._unsent.clear()
+        is_elsewhere = resumed is not None
+        self.trainer.enter(entered, news.outer, news.buffers, is_elsewhere=is_elsewhere)
+
+    def _enter_lease(self, entered: Entered, news: JointNews, *, is_elsewhere: bool) -> Entered:
+        """Read on in the lease of the run. If it lacks samples of own work, that is dropped."""
         if entered.is_reset:
             _log.warning(
                 "the guard excluded this peer's work from round %d; it takes the outer parameters, "
                 "and drops its local work",
                 entered.number,
             )
-            self.on_reset()
-        self._rounds.clear()
-        self._unsent.clear()
-        is_elsewhere = resumed is not None
-        self.trainer.enter(entered, news.outer, news.buffers, is_elsewhere=is_elsewhere)
+        if self._samples is None or news.lease is None:
+            return entered
+        kept = None
+        if not entered.is_reset:
+            kept = self.trainer.unapplied(entered, is_elsewhere=is_elsewhere)
+            if not self._samples.keeps(kept, news.lease):
+                _log.warning(
+                    "other peers have the samples of this peer's work of weight %g, because it was "
+                    "cut off; it takes the outer parameters, and drops that work",
+                    kept,
+                )
+                entered, kept = replace(entered, is_reset=True), None
+        self._samples.entered(news.lease, kept)
+        return entered
 
     def _say_what_may_be_lost(self, entered: Entered) -> None:
         forgotten = [
@@ -317,61 +375,3 @@ def noise_scale(norm: float, mean_norm: float, replicas: float) -> float:
     noise = (norm**2 - mean_norm**2) * replicas / (replicas - 1)
     signal = (replicas * mean_norm**2 - norm**2) / (replicas - 1)
     return max(0.0, noise) / signal if signal > 0 else math.inf
-
-
-def pack(committed: RoundCommitted) -> dict[str, Any]:
-    """Return an outcome that is not merged yet as plain data, for ``unpack``."""
-    return {
-        "number": committed.contribution.number,
-        "weight": committed.contribution.weight,
-        "values": committed.contribution.values.clone(),
-        "buffers": committed.contribution.buffers,
-        "contributors": list(committed.average.contributors),
-        "total_weight": committed.average.total_weight,
-        "mean_norm": committed.norms[0],
-        "step_norm": committed.norms[1],
-        "product": committed.average.product,
-        "replicas": committed.average.replicas,
-        "outer_state": copy.deepcopy(committed.outer_state),
-    }
-
-
-def unpack(packed: dict[str, Any], fragment: int, room: torch.Tensor) -> RoundCommitted:
-    """Return the outcome that ``pack`` made, for the fragment, with its values in ``room``."""
-    number, weight, buffers = packed["number"], packed["weight"], packed.get("buffers")
-    values = room.copy_(packed["values"])
-    contribution = Contribution(number, fragment, weight, values, 0, buffers)
-    average = Average(
-        tuple(packed["contributors"]),
-        packed["total_weight"],
-        product=packed.get("product", math.nan),
-        replicas=packed.get("replicas", 1.0),
-    )
-    norms = packed["mean_norm"], packed.get("step_norm", math.nan)
-    return RoundCommitted(contribution, average, norms, packed.get("outer_state"))
-
-
-def check_saved(
-    saved: dict[str, Any], layout: list[list[str]], parts: Sequence[Sequence[int]]
-) -> dict[str, Any]:
-    """Check that a checkpoint fits a ``DiLoCo``, and return it.
-
-    Args:
-        saved: the checkpoint.
-        layout: for each fragment, the names of its parameters.
-        parts: likewise their numbers, which old checkpoints of tensors without names have.
-
-    Raises:
-        ValueError: it has another version, or other parameters or fragments.
-    """
-    if saved.get("version") != VERSION:
-        raise ValueError(
-            "the argument is not the state of a DiLoCo of this version; state_dict() makes one"
-        )
-    names = [[own_name(name) for name in part] for part in saved["layout"]]
-    if names not in (layout, [[str(index) for index in part] for part in parts]):
-        raise ValueError(
-            "the saved state has other parameters, fragments or fragment_order than this "
-            "DiLoCo; make one with the same values"
-        )
-    return saved

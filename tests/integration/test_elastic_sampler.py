@@ -20,12 +20,17 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
+import pccl  # noqa: E402
 from pccl.bindings.data import ElasticSampler  # noqa: E402
+from pccl.bindings.diloco import DiLoCo  # noqa: E402
 from pccl.bindings.events import Event, GradientsAveraged  # noqa: E402
 from pccl.bindings.gradient_averager import GradientAverager  # noqa: E402
 from pccl.errors import StateMismatch  # noqa: E402
 
 NewRun = Callable[..., Run]
+
+SAMPLES = 3000
+STEP_S = 0.005
 
 
 class Outcomes:
@@ -106,6 +111,98 @@ def test_averaged_peers_that_come_and_go(new_run: NewRun) -> None:
         assert not start(leave_at=3 + number).result(LIMIT_S)
     assert all(future.result(LIMIT_S) for future in stays)
     assert outcomes.counts() == Counter(dict.fromkeys(range(600), 2))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "synchronous": {"sync_every": 3},
+    "delayed": {"sync_every": 4, "delay": 2},
+    "one round delayed": {"sync_every": 3, "delay": 3},
+    "eager": {"sync_every": 3, "delay": 3, "eager": True},
+    "streaming": {"sync_every": 4, "delay": 1, "fragments": 2},
+    "time budget": {"sync_every": "20ms"},
+    "quorum": {"sync_every": 3, "quorum": 2, "grace_s": 0.05},
+}
+
+
+class Rounds:
+    """The rounds of the first fragment, as the members learn their outcomes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._weights: dict[Any, dict[int, float]] = {}
+        """Operation -> weight of each peer."""
+        self.trained: dict[int, list[int]] = {}
+        """Peer -> samples in its steps, in order."""
+
+    def listen_to(self, comm: pccl.Communicator) -> None:
+        """Note the outcomes that this communicator gets."""
+        reduce: Any = comm.all_reduce
+
+        def all_reduce(*tensors: Any, tag: int, **options: Any) -> pccl.ReduceInfo:
+            info: pccl.ReduceInfo = reduce(*tensors, tag=tag, **options)
+            assert info.outcome is not None
+            if tag == 1:
+                with self._lock:
+                    weights = dict(zip(info.contributors, info.weights, strict=True))
+                    assert self._weights.setdefault(info.outcome.operation, weights) == weights
+            return info
+
+        setattr(comm, "all_reduce", all_reduce)  # noqa: B010
+
+    def counts(self) -> Counter[int]:
+        """Return how often each sample is in an outcome: those of a peer are in order."""
+        totals: Counter[int] = Counter()
+        for weights in self._weights.values():
+            totals.update({peer: int(weight) for peer, weight in weights.items()})
+        return Counter(
+            sample for peer, total in totals.items() for sample in self.trained[peer][:total]
+        )
+
+
+def train_rounds(
+    run: Run,
+    sampler: ElasticSampler,
+    rounds: Rounds,
+    options: dict[str, Any],
+    visits: threading.Event,
+    leave_at: int | None = None,
+) -> bool:
+    """Train with DiLoCo to the end of all epochs, or until this replica vanishes.
+
+    Until ``visits`` is set, other replicas come, and steps take longer.
+    """
+    model: Any = nn.Linear(4, 4)
+    comm = run.newcomer()
+    rounds.listen_to(comm)
+    inner = torch.optim.SGD(model.parameters(), lr=0.01)
+    with DiLoCo(model, inner=inner, comm=comm, data=sampler, min_peers=2, **options) as opt:
+        for number, batch in enumerate(sampler.batches()):
+            if number == leave_at:
+                comm.close()
+                return False
+            model(torch.ones(1, 4)).sum().backward()
+            rounds.trained.setdefault(comm.peer_id, []).extend(batch)
+            visits.wait(STEP_S)  # stands for a larger model
+            opt.step()
+            opt.zero_grad()
+        opt.finish()
+    return True
+
+
+@pytest.mark.parametrize("mode", OPTIONS)
+def test_replicas_that_come_and_go(new_run: NewRun, mode: str) -> None:
+    run, rounds, visits = new_run(), Rounds(), threading.Event()
+
+    def start(leave_at: int | None = None) -> Any:
+        sampler = ElasticSampler(SAMPLES, 4, epochs=1, lease=36)
+        return run.start(train_rounds, run, sampler, rounds, OPTIONS[mode], visits, leave_at)
+
+    stays = [start() for _ in range(2)]
+    have_stayed = [start(leave_at=2 + 2 * number).result(LIMIT_S) for number in range(4)]
+    assert not all(have_stayed[:2])
+    visits.set()
+    assert all(future.result(LIMIT_S) for future in stays)
+    assert rounds.counts() == Counter(range(SAMPLES))
 
 
 def test_a_checkpoint_of_an_averager_has_the_samples(new_run: NewRun) -> None:

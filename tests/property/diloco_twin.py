@@ -45,6 +45,8 @@ def minus(one: Vector, two: Vector) -> Vector:
 class Outer:
     """Outer parameters of one process."""
 
+    samples = None
+
     def __init__(self, fragments: int, axes: int) -> None:
         self.record = np.zeros(Ledger.SIZE, np.int64)
         self.ledger = Ledger(self.record)

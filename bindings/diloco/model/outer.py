@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import pccl
+from pccl.bindings.data.sample_ledger import SampleLedger
 from pccl.bindings.diloco.ledger import Ledger
 from pccl.bindings.diloco.model.buffers import SharedBuffers
 from pccl.bindings.diloco.model.inner_state import InnerState
@@ -295,6 +296,7 @@ class OuterParameters:
         inner: the inner optimizer's state, for late peers.
         previews: whether local models preview outer steps.
         factor: schedule of the outer learning rate; None: it is constant.
+        samples: ledger of the samples, and its name; None: peers have samples of their own.
     """
 
     def __init__(
@@ -306,7 +308,9 @@ class OuterParameters:
         *,
         previews: bool = False,
         factor: OuterFactor | None = None,
+        samples: tuple[SampleLedger, str] | None = None,
     ) -> None:
+        self.samples = None if samples is None else samples[0]
         self.inner = inner
         self._factor = factor
         self.fragments = tuple(fragments)
@@ -322,9 +326,12 @@ class OuterParameters:
             shown_factors = " ".join(f"{factor(step):.4g}" for step in SHOWN_STEPS)
             agreed += f", outer lr times {shown_factors}"
         self._book = ", ".join(filter(None, ["ledger", *settings, agreed]))
-        book = pccl.TensorInfo.from_numpy(self.record, self._book)
         # First, so that a member with other settings gets an error that names this entry.
-        entries = [book] + [info for part in infos for info in part]
+        books = [pccl.TensorInfo.from_numpy(self.record, self._book)]
+        if samples is not None:
+            books.append(pccl.TensorInfo.from_numpy(samples[0].record, samples[1]))
+        self._books = [one.name for one in books]
+        entries = books + [info for part in infos for info in part]
         offered = inner.infos() if inner is not None else []
         self._offered = [info.name for info in offered]
         entries += offered
@@ -340,10 +347,11 @@ class OuterParameters:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of all parameters, optimizer states, the ledger and the revision."""
+        """Return copies of all parameters, optimizer states, the ledgers and the revision."""
         return {
             "revision": self.state.revision,
             "ledger": torch.tensor(self.record),
+            "samples": None if self.samples is None else torch.tensor(self.samples.record),
             "values": [fragment.flat.clone() for fragment in self.fragments],
             "optimizers": [
                 copy.deepcopy(fragment.optimizer.state_dict()) for fragment in self.fragments
@@ -355,6 +363,8 @@ class OuterParameters:
         """Load a result of ``state_dict``, in place."""
         self.state.revision = saved["revision"]
         self.record[:] = saved["ledger"].cpu().numpy()
+        if self.samples is not None and saved.get("samples") is not None:
+            self.samples.record[:] = saved["samples"].cpu().numpy()
         for fragment, values, optimizer in zip(
             self.fragments, saved["values"], saved["optimizers"], strict=True
         ):
@@ -432,8 +442,8 @@ class OuterParameters:
         return bool(self.buffers) and fragment == len(self.fragments) - 1
 
     def touch(self, fragment: int | None) -> None:
-        """Mark the ledger, and the fragment unless it is None, as changed in the shared state."""
-        self.state.touch(self._book)
+        """Mark the ledgers, and the fragment unless it is None, as changed in the shared state."""
+        self.state.touch(*self._books)
         if fragment is not None:
             self.state.touch(*self._names[fragment])
 

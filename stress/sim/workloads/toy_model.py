@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pccl.bindings.data.sample_ledger import SampleLedger
 from pccl.bindings.diloco.ledger import Ledger
 from pccl.protocol.data_type import DataType
 from pccl.protocol.shared_state import Lineage
@@ -111,6 +112,7 @@ class ToyOuter:
     def __init__(
         self, fragments: int, axes: int, piece_bytes: int, *, extras: bool = False
     ) -> None:
+        self.samples: SampleLedger | None = None
         self.revision = 0
         self.lineage: Lineage | None = None
         self._extras = extras

@@ -65,7 +65,7 @@ def rounds(draw: st.DrawFn) -> list[tuple[set[int], dict[int, int]]]:
     return made
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     made=rounds(),
     lease=st.integers(1, 20),

@@ -156,8 +156,9 @@ def test_work_stays_with_the_lease() -> None:
     saved = sampler.reader.state_dict()
     other = ElasticSampler(50, 4, lease=20)
     other.reader.load_state_dict(saved)
-    assert other.reader.keeps(12, lease)
-    assert not other.reader.keeps(12, lease_of(wrapper.ledger, ME + 1))
+    assert other.reader.keeps(8, lease)  # the third batch is in no step
+    assert not other.reader.keeps(8, lease_of(wrapper.ledger, ME + 1))
+    assert not other.reader.keeps(12, lease)
 
 
 def test_settings_are_told() -> None:

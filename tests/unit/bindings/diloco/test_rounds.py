@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pccl.bindings.data.sample_ledger import SampleLedger
 from pccl.bindings.diloco.ledger import Ledger
 from pccl.bindings.diloco.rounds import (
     Average,
@@ -46,6 +47,8 @@ MINE = 3
 
 class Outer:
     """One number for each fragment; the outer step subtracts the average."""
+
+    samples: SampleLedger | None = None
 
     def __init__(self, fragments: int) -> None:
         self.record = np.zeros(Ledger.SIZE, np.int64)
@@ -228,7 +231,9 @@ def test_alone_the_own_work_is_the_average() -> None:
     script = started((MINE,))
     mine = script.contribution(0, 8)
     assert script.answer(mine, members(MINE), TooFewPeers()) == Sync()
-    assert script.news() == [RoundCommitted(mine, Average((MINE,), 1.0), (8.0, 8.0))]
+    assert script.news() == [
+        RoundCommitted(mine, Average((MINE,), 1.0, shares=((MINE, 1.0),)), (8.0, 8.0))
+    ]
     assert script.outer.values == [92]
     assert script.outer.ledger.has_applied(0, MINE, b"")
 
@@ -239,7 +244,9 @@ def test_a_round_in_which_nobody_has_worked_changes_nothing_but_its_number() -> 
     assert script.answer(idle, members(MINE), TooFewPeers()) == Sync()
     assert script.outer.values == [100]
     assert script.outer.ledger.number == 1
-    assert script.news() == [RoundCommitted(idle, Average((MINE,), 0.0), (0.0, 0.0))]
+    assert script.news() == [
+        RoundCommitted(idle, Average((MINE,), 0.0, shares=((MINE, 0.0),)), (0.0, 0.0))
+    ]
 
 
 def test_rounds_wait_for_min_peers() -> None:
