@@ -10,9 +10,10 @@ both drive them.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from pccl.bindings.data.reader import LeaseReader, PeerLease
 from pccl.bindings.diloco.pipeline import Launch, Merge, Pipeline
 from pccl.bindings.diloco.rounds import Contribution, Entered, RoundCommitted
 from pccl.bindings.diloco.schedule import Schedule
@@ -82,8 +83,8 @@ class LocalTrainer:
         buffers: the buffers of the local model, which go with the last fragment; None: there are
             none.
         eager: whether a merge previews the next outer step; see :meth:`_preview`.
-        counts_samples: whether weights are numbers of samples. Then work weighs the same after a
-            merge has replaced a part of it.
+        samples: the samples of this replica, if it gets them from the run. Then weights are numbers
+            of samples, and stay the same when a merge replaces a part of the work.
 
     Attributes:
         pipeline: position of the replica in the schedule.
@@ -102,7 +103,7 @@ class LocalTrainer:
         buffers: ModelBuffers | None = None,
         *,
         eager: bool = False,
-        counts_samples: bool = False,
+        samples: LeaseReader | None = None,
     ) -> None:
         self.pipeline = Pipeline(schedule)
         self.entry = 0
@@ -114,7 +115,7 @@ class LocalTrainer:
         self._clock = clock
         self._buffers = buffers
         self._is_eager = eager
-        self._counts_samples = counts_samples
+        self._samples = samples
         self._taken: dict[int, Any] = {}
         """Pseudo-gradients of the unmerged rounds, by the number of the round."""
 
@@ -178,6 +179,29 @@ class LocalTrainer:
         kept = 0.0 if entered.is_reset else self.pipeline.work(0)
         return kept + sum(launch.weight for launch in lost if not launch.fragment)
 
+    def read_on(
+        self, entered: Entered, lease: PeerLease | None, *, is_elsewhere: bool = False
+    ) -> Entered:
+        """Read on in the lease of the run, before ``enter`` or ``stay``.
+
+        Args:
+            entered: as for ``enter``.
+            lease: the lease; None: the replica does not get its samples from the run.
+            is_elsewhere: as for ``enter``.
+
+        Returns:
+            ``entered``; as a reset, if other peers have samples of work that would be kept.
+        """
+        if self._samples is None or lease is None:
+            return entered
+        kept = None
+        if not entered.is_reset:
+            kept = self.unapplied(entered, is_elsewhere=is_elsewhere)
+            if not self._samples.keeps(kept, lease):
+                entered, kept = replace(entered, is_reset=True), None
+        self._samples.entered(lease, kept)
+        return entered
+
     def is_at(self, entered: Entered) -> bool:
         """Whether the run is where this replica is, between two rounds."""
         return entered.number == self.pipeline.number and not entered.is_open
@@ -186,12 +210,19 @@ class LocalTrainer:
         """Record the entry only, because the run is at the position of the loaded checkpoint."""
         self.entry = entered.entry
 
-    def commit(self, committed: RoundCommitted) -> None:
+    def commit(self, committed: RoundCommitted, lease: PeerLease | None = None) -> None:
         """Store the outcome of a round until the round is merged.
 
         If the round left this replica out, its work goes into the next round.
+
+        Args:
+            committed: the outcome.
+            lease: the lease of this replica after it, if it gets its samples from the run.
         """
         number = committed.contribution.number
+        if self._samples is not None and lease is not None:
+            count = 0 if committed.contribution.fragment else int(committed.contribution.weight)
+            self._samples.averaged(count, lease)
         took_part = committed.average.took_part
         self.commits[number] = committed
         self.pipeline.heard(number, self._clock(), took_part=took_part)
@@ -285,7 +316,7 @@ class LocalTrainer:
     def _merge(self, merge: Merge) -> RoundMerged:
         committed = self.commits.pop(merge.number)
         self._taken.pop(merge.number, None)  # first: a preview can use the memory
-        kept = self._mixing if merge.is_taken and not self._counts_samples else 1.0
+        kept = self._mixing if merge.is_taken and self._samples is None else 1.0
         self.pipeline.merged(merge.number, self._clock(), kept)
         part, common = self._parts[merge.fragment], committed.contribution.values
         if self._is_eager:

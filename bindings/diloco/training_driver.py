@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -73,15 +73,14 @@ class TrainingDriver:
         eager: bool = False,
         samples: LeaseReader | None = None,
     ) -> None:
-        buffers, counts = model.buffers or None, samples is not None
         self.trainer = LocalTrainer(
             schedule,
             model.parts,
             mixing,
             time.monotonic,
-            buffers,
+            model.buffers or None,
             eager=eager,
-            counts_samples=counts,
+            samples=samples,
         )
         self._samples = samples
         self.resumed: Sequence[torch.Tensor] | None = None
@@ -267,10 +266,7 @@ class TrainingDriver:
                 self._enter(entered, news)
             case RoundCommitted(contribution) as committed:
                 self.known = contribution.number + 1
-                if self._samples is not None and news.lease is not None:
-                    count = 0 if contribution.fragment else int(contribution.weight)
-                    self._samples.averaged(count, news.lease)
-                self.trainer.commit(committed)
+                self.trainer.commit(committed, news.lease)
                 if own := self._rounds.get(contribution.number):
                     own.took_s = news.at_s - own.began_s
             case Members(peer, ids):
@@ -287,7 +283,7 @@ class TrainingDriver:
                 self._events.put(RoundsMissed(step=step, number=entered.number, missed=missed))
         resumed, self.resumed = self.resumed, None
         self._say_what_may_be_lost(entered)
-        entered = self._enter_lease(entered, news, is_elsewhere=resumed is not None)
+        entered = self._read_on(entered, news, is_elsewhere=resumed is not None)
         is_same = resumed is not None and all(map(torch.equal, resumed, news.outer))
         if is_same and self.trainer.is_at(entered) and not entered.is_reset:
             self.trainer.stay(entered)
@@ -299,27 +295,23 @@ class TrainingDriver:
         is_elsewhere = resumed is not None
         self.trainer.enter(entered, news.outer, news.buffers, is_elsewhere=is_elsewhere)
 
-    def _enter_lease(self, entered: Entered, news: JointNews, *, is_elsewhere: bool) -> Entered:
-        """Read on in the lease of the run. If it lacks samples of own work, that is dropped."""
-        if entered.is_reset:
+    def _read_on(self, entered: Entered, news: JointNews, *, is_elsewhere: bool) -> Entered:
+        """Read on in the lease of the run, and say why work is dropped, if it is."""
+        kept = self.trainer.unapplied(entered, is_elsewhere=is_elsewhere)
+        was_excluded = entered.is_reset
+        entered = self.trainer.read_on(entered, news.lease, is_elsewhere=is_elsewhere)
+        if was_excluded:
             _log.warning(
                 "the guard excluded this peer's work from round %d; it takes the outer parameters, "
                 "and drops its local work",
                 entered.number,
             )
-        if self._samples is None or news.lease is None:
-            return entered
-        kept = None
-        if not entered.is_reset:
-            kept = self.trainer.unapplied(entered, is_elsewhere=is_elsewhere)
-            if not self._samples.keeps(kept, news.lease):
-                _log.warning(
-                    "other peers have the samples of this peer's work of weight %g, because it was "
-                    "cut off; it takes the outer parameters, and drops that work",
-                    kept,
-                )
-                entered, kept = replace(entered, is_reset=True), None
-        self._samples.entered(news.lease, kept)
+        elif entered.is_reset:
+            _log.warning(
+                "other peers have the samples of this peer's work of weight %g, because it was cut "
+                "off; it takes the outer parameters, and drops that work",
+                kept,
+            )
         return entered
 
     def _say_what_may_be_lost(self, entered: Entered) -> None:

@@ -17,7 +17,7 @@
 * ``checkers``: checkers of the promises, independent of the code that they check.
 * ``runner``: runs one seed: the production runtime in virtual time, with faults and checkers.
 * ``planting``: how a bug is planted.
-* ``planted_quorums``: planted bugs of calls with a quorum.
+* ``planted_quorums``: planted bugs of calls with a quorum, and of samples.
 * ``planted``: planted bugs, which the checkers must detect.
 * ``command_line``: the simulator's command: ``python -m pccl.stress sim --seeds A:B``.
 """

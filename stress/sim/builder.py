@@ -22,7 +22,7 @@ from pccl.stress.sim.process import (
 )
 from pccl.stress.sim.workloads.application import Application
 from pccl.stress.sim.workloads.collectives import Workload
-from pccl.stress.sim.workloads.training import TrainingWorkload
+from pccl.stress.sim.workloads.training_life import TrainingWorkload
 from pccl.transports.base import Address
 from pccl.transports.link import Link
 from pccl.transports.sim.network import SimNetwork

@@ -1,4 +1,4 @@
-"""Planted bugs of calls with a quorum, of exchanges and of pulls; see ``planted``.
+"""Planted bugs of calls with a quorum, of exchanges, pulls and samples; see ``planted``.
 
 Members that a call goes on without are in no trace of it. So each bug breaks what the others, a
 later master or the late call itself must do for them.
@@ -6,10 +6,12 @@ later master or the late call itself must do for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pccl.bindings.data.reader import LeaseReader
+from pccl.bindings.data.sample_ledger import SampleLedger
 from pccl.machines.master.ballots import sync_ballot
 from pccl.machines.master.ballots.ballot import Ballot
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
@@ -164,3 +166,18 @@ def withdrawn_pull_counted(pull: Any, *args: Any) -> bool:
 
 # The master waits for an operation of some members after the loss of another one.
 says("subsets_outlive_their_view", Ballot, "ends_with_view", answer=False)
+
+
+# A process that was cut off keeps its work, even if other processes have the samples of it now.
+says("lost_lease_unnoticed", LeaseReader, "keeps", True)
+
+
+@does(SampleLedger, "close")
+def samples_of_lost_members_done(
+    close: Any, ledger: SampleLedger, counts: Mapping[int, float], patience: int = 0
+) -> None:
+    """Samples of a member that is not in a round count as done, instead of going to others."""
+    for row in private(ledger, "_rows")[: int(ledger.record[1])]:
+        if row[2] and row[2] - 1 not in counts and row[3] >= patience:
+            row[0] = row[1]
+    close(ledger, counts, patience)

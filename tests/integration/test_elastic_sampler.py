@@ -229,6 +229,52 @@ def test_a_checkpoint_of_an_averager_has_the_samples(new_run: NewRun) -> None:
     assert sorted(seen) == list(range(100))
 
 
+def test_a_checkpoint_of_a_replica_has_the_samples(new_run: NewRun) -> None:
+    """Of two replicas, in the middle of a period, with work that no round has."""
+    rounds, saved = Rounds(), dict[int, Any]()
+
+    def life(run: Run, rank: int, batches: int) -> list[int]:
+        model: Any = nn.Linear(4, 4)
+        comm = run.newcomer()
+        rounds.listen_to(comm)
+        inner = torch.optim.SGD(model.parameters(), lr=0.01)
+        sampler = ElasticSampler(200, 4, epochs=1, lease=40)
+        trained: list[int] = []
+        with DiLoCo(model, inner=inner, comm=comm, data=sampler, min_peers=2, sync_every=3) as opt:
+            if rank in saved:
+                model.load_state_dict(saved[rank]["model"])
+                opt.load_state_dict(saved[rank]["opt"])
+            for batch in sampler.batches():
+                model(torch.ones(1, 4)).sum().backward()
+                trained += batch
+                opt.step()
+                opt.zero_grad()
+                if opt.inner_steps == batches:
+                    saved[rank] = {"model": model.state_dict(), "opt": opt.state_dict()}
+                    return trained
+            opt.finish()
+        return trained
+
+    def lives(batches: int) -> Counter[int]:
+        run, calls = new_run(), list[Any]()
+        for rank in range(2):  # in the same order, so each has its id again
+            calls.append(run.start(life, run, rank, batches))
+            run.until(lambda: run.registered == len(calls))
+        return Counter(sample for call in calls for sample in call.result(LIMIT_S))
+
+    assert lives(7) + lives(1000) == Counter(range(200))
+
+
+def test_a_step_weighs_as_many_as_its_samples(new_run: NewRun) -> None:
+    model: Any = nn.Linear(1, 1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.01)
+    sampler = ElasticSampler(10, 1)
+    with DiLoCo(model, inner=inner, comm=new_run().newcomer(), data=sampler) as opt:
+        with pytest.raises(ValueError, match="pass no weight"):
+            opt.step(weight=3)
+        assert next(sampler.batches())
+
+
 def test_other_settings_are_told(new_run: NewRun) -> None:
     run = new_run()
 

@@ -26,8 +26,10 @@ CAUGHT_BY = {
     "doubt_taken_for_applied": 26,
     "doubt_taken_for_lost": 7,
     "flights_forgotten": 26,
+    "lost_lease_unnoticed": 11,
     "residual_advances_always": 24,
     "residual_stays": 7,
+    "samples_of_lost_members_done": 0,
 }
 """A seed that shows each planted bug."""
 
@@ -55,6 +57,8 @@ def test_no_seed_breaks_a_promise() -> None:
     assert done["halves contributed"] > 0
     assert done["wait interrupted"] > 0
     assert done["checkpoint loaded"] > 0
+    assert done["idle round"] > 50
+    assert done["samples lost to others"] > 0
 
 
 def play(seed: int) -> Verdict:

@@ -11,6 +11,7 @@
 * ``round_quorums``: checks that a round goes on only if each group has a quorum.
 * ``state``: checks the synchronization of shared state.
 * ``training``: checks rounds, synchronizations and the work of processes that train.
+* ``samples``: checks that each sample is in the model once, and that the ledger says so.
 * ``turns``: checks that a process takes part in rounds again after it was late.
 * ``residual``: checks that members pay back the rounding error of compressed rounds once.
 """

@@ -33,6 +33,7 @@ from pccl.stress.sim.checkers.excuses import Excuses
 from pccl.stress.sim.checkers.in_run import InRun
 from pccl.stress.sim.checkers.outcomes import Violation
 from pccl.stress.sim.checkers.residual import ResidualCheckers
+from pccl.stress.sim.checkers.samples import SampleCheckers
 from pccl.stress.sim.workloads.toy_model import (
     PLACES,
     ToyOuter,
@@ -91,6 +92,7 @@ class TrainingCheckers:
         self._done = done
         self._excuses = excuses
         gathers = training.quantization.is_gathered
+        self.samples = SampleCheckers(training.digits)
         self.residuals = ResidualCheckers(done, training.decay, is_gathered=gathers)
         self.saved: defaultdict[int, deque[Any]] = defaultdict(deque)
         """Group -> processes that have saved a checkpoint, until another one continues."""
@@ -137,6 +139,7 @@ class TrainingCheckers:
     def offered(self, operation: InRun, peer: PeerId, contents: Contents) -> None:
         """Record the contents with which a member takes part in a synchronization."""
         line = self._steady.get((operation.run, peer))
+        contents = contents[: self._training.fragments + 1]  # not a ledger of samples
         self._offered.setdefault(operation, {})[peer] = Offered(contents, line)
 
     def synced(
@@ -352,11 +355,9 @@ class TrainingCheckers:
 
     def accounts(self, who: str, replica: ToyReplica, fragment: int, common: Whole) -> None:
         """Check that no work of a process is lost or counted twice in a fragment."""
-        missing = self._missing(replica, fragment, common)
-        if np.any(missing):
-            raise Violation(
-                f"{who}: work in fragment {fragment} is lost or counted twice: {missing.tolist()}"
-            )
+        if np.any(missing := self._missing(replica, fragment, common)):
+            what = missing.tolist()
+            raise Violation(f"{who}: work in fragment {fragment} is lost or counted twice: {what}")
         self._merged[replica.axis, fragment] = -common[places_of(replica.axis)]
 
     def finished(self, who: str, replica: ToyReplica) -> None:
@@ -440,8 +441,7 @@ class TrainingCheckers:
         is_forgotten = old in taken and old + _ROUNDS_TOLD < number
         if is_forgotten:
             lost = taken[old][mine] & ~-common[mine]
-            key = replica.axis, fragment
-            self._given_up[key] = self._left_out(*key) + lost
+            self._given_up[replica.axis, fragment] = self._left_out(replica.axis, fragment) + lost
             self._done["doubt too old"] += bool(np.any(lost))
         return old if is_forgotten else None
 

@@ -39,6 +39,8 @@ def draw_to_train(seed: int, *, quorums: bool = True) -> Scenario:
     training = draw_training(seed, plain.latency_ns)
     if peers < 2 * training.shards:
         training = replace(training, shards=1)
+    if training.shards > 1:
+        training = replace(training, lease=0, samples=None)
     if training.shards > 1:  # replicas are complete, and the first one is early
         peers -= peers % training.shards
         late_peers -= late_peers % training.shards

@@ -12,6 +12,6 @@
 * ``pauses``: how long a process that trains waits for others, and what interrupts its work.
 * ``joint_task``: makes the joint calls of a process, while another task trains.
 * ``training_reduces``: the reduces of a process that trains, with checks of their results.
-* ``training_life``: one life of a process that trains: ``Rounds`` and ``LocalTrainer``.
-* ``training``: the application of a process that trains, in one or several lives.
+* ``training_samples``: the samples of a process that trains, if the run counts samples.
+* ``training_life``: the application of a process that trains, in one or several lives.
 """

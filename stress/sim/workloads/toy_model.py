@@ -96,6 +96,7 @@ class ToyOuter:
         axes: maximum number of processes.
         piece_bytes: size of a piece of the shared state.
         extras: whether there are buffers, and a state of the inner optimizer.
+        samples: ledger of the samples; None: processes do not count samples.
 
     Attributes:
         revision: as in ``State``.
@@ -110,9 +111,15 @@ class ToyOuter:
     """
 
     def __init__(
-        self, fragments: int, axes: int, piece_bytes: int, *, extras: bool = False
+        self,
+        fragments: int,
+        axes: int,
+        piece_bytes: int,
+        *,
+        extras: bool = False,
+        samples: SampleLedger | None = None,
     ) -> None:
-        self.samples: SampleLedger | None = None
+        self.samples = samples
         self.revision = 0
         self.lineage: Lineage | None = None
         self._extras = extras
@@ -123,6 +130,9 @@ class ToyOuter:
         self.buffers: Doubles = self.record[Ledger.SIZE :].view(np.float64)
         self.values = [np.zeros(axes * PLACES, np.int64) for _ in range(fragments)]
         arrays = [*self.values, self.record, *[self.offered] * extras]
+        self._samples_index = len(arrays)
+        if samples is not None:
+            arrays.append(samples.record)
         self.memory = StateMemory(
             [
                 HeldState(f"t{i}", a.size, DataType.INT64, a is self.offered, a)
@@ -188,6 +198,8 @@ class ToyOuter:
     def touch(self, fragment: int | None) -> None:
         """Mark the ledger, and the fragment if one is named, as changed."""
         self.memory.touch(len(self.values))
+        if self.samples is not None:
+            self.memory.touch(self._samples_index)
         if fragment is not None:
             self.memory.touch(fragment)
 

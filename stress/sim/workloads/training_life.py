@@ -1,4 +1,4 @@
-"""One life of a process that trains: ``Rounds`` and ``LocalTrainer`` over the engine.
+"""The application of a process that trains: ``Rounds`` and ``LocalTrainer`` over the engine.
 
 Two tasks take the place of the two threads of the optimizer wrapper: one trains, and one makes the
 joint calls. The model consists of whole numbers (:mod:`~pccl.stress.sim.workloads.toy_model`).
@@ -7,6 +7,7 @@ joint calls. The model consists of whole numbers (:mod:`~pccl.stress.sim.workloa
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -30,7 +31,7 @@ from pccl.bindings.diloco.rounds import (
     Take,
     Update,
 )
-from pccl.protocol.errors import PCCLError, ResyncRequired
+from pccl.protocol.errors import DeadlineExceeded, MembershipError, PCCLError, ResyncRequired
 from pccl.protocol.shared_state import ResumePolicy, SharedStateSyncStrategy, SyncPurpose
 from pccl.protocol.types import NS_PER_S, RoundKind
 from pccl.runtime.requests import JoinRequest, RunRequest
@@ -43,11 +44,13 @@ from pccl.stress.sim.checkers.training import Contents, Held
 from pccl.stress.sim.checkers.turns import Turns
 from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
-from pccl.stress.sim.workloads.application import join, name_of, patience_s
+from pccl.stress.sim.workloads.application import Application, join, name_of, patience_s
 from pccl.stress.sim.workloads.joint_task import CallsEnded, JointTask, WaitInterrupted
 from pccl.stress.sim.workloads.pauses import Breaks, ReplicaPauses
 from pccl.stress.sim.workloads.toy_model import ToyOuter, ToyReplica, whole
+from pccl.stress.sim.workloads.training_plan import LIVES_MAX
 from pccl.stress.sim.workloads.training_reduces import TrainingReduces
+from pccl.stress.sim.workloads.training_samples import TrainingSamples
 
 
 class TrainingLife:
@@ -75,10 +78,16 @@ class TrainingLife:
         rng = Random(f"{scenario.seed}/{process.name}/training of {axis}")
         slower = training.slowest if axis == 1 else 1.0
         self._step_ns = round(training.step_ns * rng.uniform(0.5, 1.0) * slower)
-        self._weight: float = rng.choice((1.0, 1.0, 2.0, 0.3)) if old is None else old._weight
+        weights = (1.0, 2.0, 3.0) if training.lease else (1.0, 1.0, 2.0, 0.3)
+        self._weight: float = rng.choice(weights) if old is None else old._weight
+        self._samples = TrainingSamples(parts, process, self._weight)
         self._schedule = schedule = training.schedule
         self._outer = ToyOuter(
-            schedule.fragments, axes, training.piece_bytes, extras=training.extras
+            schedule.fragments,
+            axes,
+            training.piece_bytes,
+            extras=training.extras,
+            samples=self._samples.ledger,
         )
         self._replica: ToyReplica = (
             ToyReplica(schedule.fragments, axis, axes, training.digits, training.unit)
@@ -94,6 +103,7 @@ class TrainingLife:
             lambda: self._now_s,
             self._replica.buffers if training.extras else None,
             eager=training.eager,
+            samples=self._samples.reader,
         )
         late = {"has_quorum": scenario.quorum is not None}
         self._rounds = Rounds(schedule, self._outer, self._notify, training.min_peers, **late)
@@ -125,6 +135,7 @@ class TrainingLife:
         self._steps = self._steps_at_entry = self._outer.inner_steps = old._steps
         self._outer.load(old._held.contents, old._outer.revision)
         self._revisions.synced(self._outer.revision)
+        self._samples.load(old._samples)
         self._reduces.feedback.load_state_dict(old._reduces.feedback.state_dict())
         self._trainer.pipeline.resume(old._trainer.pipeline.position(), self._now_s)
         for number, _, _ in self._trainer.pipeline.position()["flights"]:
@@ -183,12 +194,17 @@ class TrainingLife:
             self._hear()
             while self._trainer.pipeline.due_merges():  # Ctrl-C has interrupted the wait for them
                 await self._do(self._trainer.begin())
+            if self._samples.are_missing:
+                self._checkers.done["idle round"] += 1
+                await self._do(self._trainer.idle())
+                continue
+            weight = self._samples.read(self._replica.axis, self._steps)
             self._replica.step(self._steps)
             self._training_checkers.stepped(self._replica.axis, self._steps)
             self._steps += 1
             self._outer.inner_steps = self._steps
             self._training_checkers.may_be_offered.add(self._steps)
-            await self._do(self._trainer.step(self._weight, is_awaited=self._is_awaited))
+            await self._do(self._trainer.step(weight, is_awaited=self._is_awaited))
             if self._steps == self._breaks.stops_at:
                 await self._joint.until(lambda: self._joint.is_idle)
                 self._hear()
@@ -253,7 +269,8 @@ class TrainingLife:
         return True
 
     def _put(self, contribution: Contribution) -> None:
-        self._training_checkers.weighs(self._who, contribution, self._weight, self._steps)
+        if self._samples.reader is None:
+            self._training_checkers.weighs(self._who, contribution, self._weight, self._steps)
         self._replica.taken[contribution.number] = contribution.values
         self._replica.taken_at[contribution.number] = self._steps
         self._replica.returned.discard(contribution.fragment)
@@ -270,15 +287,16 @@ class TrainingLife:
         if merge.is_taken:
             work, during = replica.parts[fragment].given_up, range(began, self._steps)
             checkers.given_up(self._who, replica.axis, fragment, work, during)
+            checkers.samples.replaced(replica.axis, fragment, work)
         common = whole(merged.committed.contribution.values)
         checkers.accounts(self._who, replica, fragment, common)
 
     def _hear(self) -> None:
         checkers, replica = self._training_checkers, self._replica
         while self._joint.news:
-            news = self._joint.news.popleft()
+            news, lease = self._joint.news.popleft(), self._samples.heard()
             if isinstance(news, RoundCommitted):
-                self._trainer.commit(news)
+                self._trainer.commit(news, lease)
                 if not news.average.took_part:  # its work is in the model again
                     replica.taken.pop(news.contribution.number, None)
                     replica.returned.add(news.contribution.fragment)
@@ -288,13 +306,16 @@ class TrainingLife:
             record = np.frombuffer(now.contents[-1], np.int64)
             resumed, self._resumed = self._resumed, None
             is_same = resumed is not None and resumed[:-1] == now.contents[:-1]
-            stays = is_same and self._trainer.is_at(entered)
+            is_elsewhere = resumed is not None
+            was_reset = entered.is_reset
+            entered = self._trainer.read_on(entered, lease, is_elsewhere=is_elsewhere)
+            self._checkers.done["samples lost to others"] += entered.is_reset and not was_reset
+            stays = is_same and self._trainer.is_at(entered) and not entered.is_reset
             if stays:
                 self._checkers.done["checkpoint continued"] += 1
                 self._trainer.stay(entered)
             else:
                 buffers = record[Ledger.SIZE :].view(np.float64)
-                is_elsewhere = resumed is not None
                 self._trainer.enter(entered, common, buffers, is_elsewhere=is_elsewhere)
             self._steps_at_entry = self._steps
             taken, replica.taken = replica.taken, {}
@@ -425,11 +446,14 @@ class TrainingLife:
         self._training_checkers.committed(
             self._who, operation, number, parts, Held(before, self._line), self._outer
         )
+        self._samples.check(self._outer.values[0])
         self._held = Held(self._outer.contents(), self._line)
         if is_settled:
             self._training_checkers.saw_end(self._replica.axis)
 
     def _notify(self, notice: Notice) -> None:
+        if isinstance(notice, RoundCommitted | Entered):
+            self._samples.told()
         if isinstance(notice, RoundCommitted):
             if self._must_reset:
                 raise Violation(f"{self._who}: it goes on with work that a guard has excluded")
@@ -442,9 +466,31 @@ class TrainingLife:
                 raise Violation(f"{self._who}: excluded: {self._must_reset}, but {notice}")
             self._must_reset = False
             self._turns.enters()
+            self._samples.check(self._outer.values[0])
             if self._training.extras and notice.entry == 1 and notice.number:
                 self._training_checkers.fetched(self._who, self._outer)
             held, self._held = self._held, Held(self._outer.contents(), self._line)
             for fragment in notice.corrected:
                 self._reduces.feedback.forget(f"{fragment}")
             self._joint.tell((notice, held, self._held))
+
+
+class TrainingWorkload(Application):
+    """The application of one process: at most ``LIVES_MAX`` lives."""
+
+    lives_max = LIVES_MAX
+    begins_anew_after = (MembershipError, DeadlineExceeded)
+
+    def __init__(self, parts: RunParts, process: PeerProcess) -> None:
+        super().__init__(parts, process)
+        self._begin = partial(TrainingLife, parts, process, self.sleep)
+
+    async def _live(self, life: int) -> None:
+        await self._begin().run()
+
+    def _is_final(self, error: PCCLError) -> bool:
+        self._checkers.done[f"training ended: {type(error).__name__}"] += 1
+        return self._checkers.nobody_to_join
+
+    def interrupt(self) -> None:
+        """Do nothing, because no Ctrl-C reaches the thread that makes the calls."""

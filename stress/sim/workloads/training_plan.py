@@ -33,6 +33,7 @@ _SPARSE_BLOCKS = (128, 3200)
 _HAS_EXTRAS = 0.5
 _IS_GUARDED = 0.4
 _HAS_SHARDS = 0.15
+_HAS_SAMPLES = 0.5
 LIVES_MAX = 2
 """Maximum number of lives of a process."""
 
@@ -86,6 +87,10 @@ class TrainingPlan:
     """Whether the model has buffers, and the inner optimizer a state for late peers."""
     shards: int = 1
     """Number of processes that hold a replica, each in the group of its shard."""
+    lease: int = 0
+    """Samples that a process gets at first; 0: processes do not count samples."""
+    samples: int | None = None
+    """Number of samples; None: there is no end."""
     guard: ContributionGuard | None = None
     """Guard of the rounds; None: no guard, and all contributions are sound."""
 
@@ -152,6 +157,7 @@ def draw_training(seed: int, latency_ns: int) -> TrainingPlan:
             delay = rng.choice((0, 1, 3))
     overlaps = 0 < delay < sync_steps
     compression = _draw_compression(seed)
+    lease, samples = _draw_samples(seed)
     return TrainingPlan(
         mode=mode,
         fragments=fragments,
@@ -165,6 +171,8 @@ def draw_training(seed: int, latency_ns: int) -> TrainingPlan:
         block=compression.block,
         stochastic=compression.stochastic,
         extras=Random(f"{seed}/extras").random() < _HAS_EXTRAS,
+        lease=lease,
+        samples=samples,
         guard=_draw_guard(seed),
         eager=mode is Mode.ROUND_DELAYED and Random(f"{seed}/eager").random() < _IS_EAGER,
         interrupts=_IS_INTERRUPTED if Random(f"{seed}/interrupts").random() < 0.5 else 0.0,
@@ -179,6 +187,13 @@ def slowed(training: TrainingPlan, step_ns: int, slowest: float) -> TrainingPlan
     step_ns = max(step_ns, training.step_ns)
     sync_s = training.sync_s * step_ns / training.step_ns
     return replace(training, step_ns=step_ns, sync_s=sync_s, slowest=slowest)
+
+
+def _draw_samples(seed: int) -> tuple[int, int | None]:
+    rng = Random(f"{seed}/samples")
+    if rng.random() >= _HAS_SAMPLES:
+        return 0, None
+    return rng.choice((1, 4, 16, 64)), rng.choice((None, None, 60, 400))
 
 
 def _draw_guard(seed: int) -> ContributionGuard | None:

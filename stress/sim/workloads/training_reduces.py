@@ -164,7 +164,7 @@ class TrainingReduces:
                 raise
             if flaw is Flaw.NOT_FINITE:
                 self.last = None, before, []
-                return Average((), 0.0, is_excluded=True)
+                return Average((), 0.0, is_excluded=True, shares=((self._process.peer, 0.0),))
             residuals.alone(axis, fragment, given.number)
             raise
         run, result = self._process.results[slot.tag]
@@ -203,6 +203,7 @@ class TrainingReduces:
             self._process.peer in info.excluded,
             workers_of(contributors, info.weights),
             took_part=info.took_part,
+            shares=tuple(zip(contributors, info.weights, strict=True)),
         )
 
     def replay(self, seen: ObservedReduction) -> None:
@@ -215,7 +216,8 @@ class TrainingReduces:
         buffers, self._replayed = self._replayed, None
         total = seen.total_weight or 0.0
         workers = workers_of(seen.contributors, seen.weights)
-        average = Average(seen.contributors, total, workers=workers)
+        shares = tuple(zip(seen.contributors, seen.weights, strict=True))
+        average = Average(seen.contributors, total, workers=workers, shares=shares)
         parts = self._checkers.given(operation, seen.contributors, seen.weights)
         work = self._whole(operation, seen.values, total, parts)
         assert self.replays is not None

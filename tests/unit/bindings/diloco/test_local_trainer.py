@@ -11,6 +11,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+from pccl.bindings.data.reader import LeaseReader, PeerLease  # noqa: E402
 from pccl.bindings.diloco.local_trainer import LocalTrainer, RoundMerged  # noqa: E402
 from pccl.bindings.diloco.model.local_model import LocalFragment  # noqa: E402
 from pccl.bindings.diloco.rounds import (  # noqa: E402
@@ -35,6 +36,7 @@ class Bench:
         *,
         mixing: float = 0.0,
         eager: bool = False,
+        samples: LeaseReader | None = None,
     ) -> None:
         self.params = [torch.full((2,), 100.0) for _ in range(fragments)]
 
@@ -45,7 +47,9 @@ class Bench:
         self.now_s = 0.0
         schedule = Schedule(fragments, sync_steps, 0.0, delay)
         self.is_eager = eager
-        self.trainer = LocalTrainer(schedule, self.parts, mixing, lambda: self.now_s, eager=eager)
+        self.trainer = LocalTrainer(
+            schedule, self.parts, mixing, lambda: self.now_s, eager=eager, samples=samples
+        )
         self.sent: list[Contribution] = []
         self.merged: list[RoundMerged] = []
         self.answers: dict[int, tuple[float, bool]] = {}
@@ -242,3 +246,78 @@ def test_a_late_replica_is_behind_until_it_launches() -> None:
     bench.step(is_awaited=True)
     assert bench.contributed[1:] == [(1, 5.0, [5.0, 5.0])]
     assert not bench.trainer.is_behind()
+
+
+# -- samples -------------------------------------------------------------------------------------
+
+
+def reading(count: int) -> LeaseReader:
+    """Return a reader that has read so many positions, one for each step."""
+    reader = LeaseReader(1)
+    reader.entered(PeerLease(((0, 100),)), None)
+    for _ in range(count):
+        reader.issue()
+        reader.hand_over()
+        assert reader.stepped() == 1
+    return reader
+
+
+def test_samples_of_replaced_work_count_as_done() -> None:
+    bench = Bench(4, delay=2, samples=LeaseReader(1))
+    bench.answers = {0: (90.0, True), 1: (70.0, True)}
+    for _ in range(8):
+        bench.step()
+    assert bench.contributed == [(0, 4.0, [4.0, 4.0]), (1, 4.0, [2.0, 2.0])]
+
+
+def test_a_replica_without_samples_takes_part_in_the_next_round_at_once() -> None:
+    bench = Bench(4)
+    bench.answers = {0: (90.0, True), 1: (80.0, True), 2: (70.0, True)}
+    bench.step()
+    bench.carry_out(bench.trainer.idle())
+    assert bench.contributed == [(0, 1.0, [1.0, 1.0])]
+    bench.carry_out(bench.trainer.idle())
+    assert bench.contributed[1:] == [(1, 0.0, [0.0, 0.0])]
+    for _ in range(4):
+        bench.step()
+    assert bench.contributed[2:] == [(2, 4.0, [4.0, 4.0])]
+    assert bench.model == [[70.0, 70.0]]
+
+
+def test_a_replica_without_samples_waits_for_the_round_in_flight_first() -> None:
+    bench = Bench(4, delay=3)
+    bench.answers = {0: (90.0, True), 1: (80.0, True)}
+    for _ in range(4):
+        bench.step()
+    bench.carry_out(bench.trainer.idle())
+    assert [one.number for one in bench.sent] == [0]
+    assert not bench.merged  # it is due after three steps
+    bench.carry_out(bench.trainer.idle())
+    assert [one.number for one in bench.sent] == [0, 1]
+    assert [one.merge.number for one in bench.merged] == [0]
+
+
+@pytest.mark.parametrize(("start", "is_lost"), [(0, False), (50, True)])
+def test_work_is_dropped_if_others_have_its_samples(*, start: int, is_lost: bool) -> None:
+    """Three steps of work, of which the lease in the run's state has all samples, or none."""
+    reader = reading(3)
+    bench = Bench(4, samples=reader)
+    for _ in range(3):
+        bench.step()
+    entered = Entered(2, 5, is_open=False, applied=())
+    lease = PeerLease(((start, start + 20),))
+    entered = bench.trainer.read_on(entered, lease)
+    assert entered.is_reset is is_lost
+    bench.trainer.enter(entered, [torch.full((2,), 40.0)])
+    assert bench.model == [[40.0, 40.0]] if is_lost else [[37.0, 37.0]]
+    assert reader.issue().tolist() == [50] if is_lost else [3]
+    reader.restart()
+    assert bench.trainer.pipeline.work(0) == (0.0 if is_lost else 3.0)
+
+
+def test_after_a_guard_all_samples_are_read_again() -> None:
+    reader = reading(3)
+    bench = Bench(4, samples=reader)
+    entered = Entered(2, 5, is_open=False, applied=(), is_reset=True)
+    assert bench.trainer.read_on(entered, PeerLease(((0, 20),))) == entered
+    assert reader.issue().tolist() == [0]

@@ -90,8 +90,16 @@ class Outer:
 class Script:
     """A replica whose calls this test answers."""
 
-    def __init__(self, fragments: int = 1, min_peers: int = 1, *, has_quorum: bool = False) -> None:
+    def __init__(
+        self,
+        fragments: int = 1,
+        min_peers: int = 1,
+        *,
+        has_quorum: bool = False,
+        samples: SampleLedger | None = None,
+    ) -> None:
         self.outer = Outer(fragments)
+        self.outer.samples = samples
         self.told: list[Any] = []
         made = schedule(10, fragments, 0)
         rounds = Rounds(made, self.outer, self.told.append, min_peers, has_quorum=has_quorum)
@@ -887,3 +895,53 @@ def test_a_begun_round_does_not_outlast_a_cut() -> None:
     script.answer(script.contribution(0, 8), Evicted(), members(4, 5, mine=4))
     assert script.send(members(4, 5, mine=4)) == Take(or_newcomers=True)
     assert script.send(script.contribution(0, 8, entry=2)) == Update()
+
+
+# -- samples -------------------------------------------------------------------------------------
+
+
+def sample_ledger(lease: int = 10) -> SampleLedger:
+    return SampleLedger(np.zeros(SampleLedger.SIZE, np.int64), lease)
+
+
+def test_newcomers_get_samples_before_the_synchronization_with_them() -> None:
+    script = Script(samples=sample_ledger())
+    samples = script.outer.samples
+    assert samples is not None
+    assert script.send(members(MINE, 5)) == Sync()
+    assert samples.lease(MINE) == [(0, 10)]
+    assert samples.lease(5) == [(10, 20)]
+    assert script.outer.touched
+    script.send(members(MINE, 5))
+    assert script.answer(script.contribution(0, 8), members(MINE, 5, 9)) == Sync()
+    assert samples.lease(9) == [(20, 30)]
+
+
+@pytest.mark.parametrize("has_quorum", [False, True])
+def test_the_first_fragments_rounds_say_what_is_done(*, has_quorum: bool) -> None:
+    """Without a quorum, the samples of a member that is not in a round go to others."""
+    script = Script(2, has_quorum=has_quorum, samples=sample_ledger())
+    samples = script.outer.samples
+    assert samples is not None
+    both = members(MINE, 5)
+    script.answer(both, both)
+    script.answer(script.contribution(0, 8), both)
+    script.answer(Average((MINE, 5), 6.0, shares=((MINE, 4.0), (5, 2.0))), both)
+    assert samples.done == 6
+    script.answer(script.contribution(1, 8), both)
+    script.answer(Average((MINE, 5), 6.0, shares=((MINE, 4.0), (5, 2.0))), both)
+    assert samples.done == 6
+    script.answer(script.contribution(2, 8), both)
+    script.answer(Average((MINE,), 1.0, shares=((MINE, 1.0),)), both)
+    assert samples.done == 7
+    assert bool(samples.lease(5)) is has_quorum
+    assert (12, 20) in samples.rest
+
+
+def test_alone_the_own_samples_are_done() -> None:
+    script = Script(samples=sample_ledger())
+    samples = script.outer.samples
+    assert samples is not None
+    script.answer(members(MINE), members(MINE))
+    script.answer(script.contribution(0, 8), members(MINE), TooFewPeers())
+    assert samples.done == 1
