@@ -6,6 +6,7 @@ import copy
 import gc
 import logging
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 from torch.optim import Optimizer, lr_scheduler
@@ -40,7 +41,7 @@ class FollowedScheduler:
                 f"torch.optim.lr_scheduler.StepLR(opt, 100), not {shown(scheduler)}"
             )
         self._scheduler: Any = scheduler
-        if not any(self._scheduler.optimizer is one for one in optimizers):
+        if not _is_attached(self._scheduler, optimizers):
             raise ValueError("the scheduler belongs to another optimizer; make it with this one")
         self._state = copy.deepcopy(self._scheduler.state_dict())
         self._settings = [
@@ -84,7 +85,7 @@ def warn_of_late_scheduler(steps: int, remedy: str, *optimizers: Optimizer) -> N
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     if not steps or not any("initial_lr" in group for group in groups):
         return
-    found = [one for one in _schedulers() if any(one.optimizer is each for each in optimizers)]
+    found = [one for one in _schedulers() if _is_attached(one, optimizers)]
     # A scheduler that consists of others counts for them.
     if found and not any(getattr(one, "last_epoch", 0) for one in found):
         _log.warning(
@@ -92,6 +93,11 @@ def warn_of_late_scheduler(steps: int, remedy: str, *optimizers: Optimizer) -> N
             "peer are those of the first steps; %s",
             *(type(found[-1]).__name__, steps, remedy),
         )
+
+
+def _is_attached(scheduler: Any, optimizers: Iterable[Optimizer]) -> bool:
+    """Whether the scheduler sets the rates of an optimizer, perhaps through a wrapper of it."""
+    return any(scheduler.optimizer.param_groups is one.param_groups for one in optimizers)
 
 
 def _schedulers() -> list[Any]:

@@ -77,6 +77,8 @@ class TrainingCheckpoints:
         """
         saved = check_saved(state_dict, self._layout, self.indices)
         self.inner.load_state_dict(saved["inner"])
+        if not (saved["position"]["steps"] or saved["position"]["number"]):
+            return  # the state of a new object, which ``accelerate`` loads at once
         self.inner_state.resume(saved.get("warm_up", (0, 0)))
         self.outer.load_state_dict(saved["outer"])
         for part, base in zip(self.parts, saved["base"], strict=True):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pccl.bindings.diloco import DiLoCo
+from pccl.bindings.events import Event, RoundsMissed
 from tests.support.diloco_peers import Peers, backward, batch, make_model
 from tests.support.patience import LIMIT_S
 
@@ -110,6 +111,25 @@ def test_a_late_peer_has_the_state_of_a_member_bit_for_bit(
         assert late.param_groups is late.inner.param_groups
     run.end()
     assert any(same(state, one) for one in run.states)
+
+
+def test_a_state_that_was_loaded_at_once_is_no_checkpoint(peers: Peers) -> None:
+    """Some libraries load the state of an optimizer when they wrap it, to move it to a device."""
+    run = Late(peers, sync_every=5)
+    run.begin()
+    heard: list[Event] = []
+    model = make_model(seed=2)
+    with DiLoCo(
+        model, inner=adamw(model.parameters()), comm=peers.comm(), sync_every=5, min_peers=1,
+        on_event=heard.append,
+    ) as late:  # fmt: skip
+        late.load_state_dict(late.state_dict())
+        assert late.param_groups is late.inner.param_groups
+        late.join()
+        state = copy.deepcopy(late.inner.state_dict()["state"])
+    run.end()
+    assert any(same(state, one) for one in run.states[1:])
+    assert not any(isinstance(event, RoundsMissed) for event in heard)
 
 
 def test_peers_with_another_inner_optimizer_can_join_if_nothing_is_fetched(peers: Peers) -> None:

@@ -135,3 +135,15 @@ def test_schedulers_that_cannot_be_followed() -> None:
             FollowedScheduler(wrong, optimizer)
     with pytest.raises(ValueError, match="belongs to another optimizer"):
         FollowedScheduler(late(optimizer), momentum())
+
+
+def test_a_scheduler_of_a_wrapper_follows() -> None:
+    """``accelerate`` makes an optimizer of its own, which has the same parameter groups."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    wrapper = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = schedulers.ExponentialLR(wrapper, 0.5)
+    with pytest.raises(ValueError, match="belongs to another optimizer"):
+        FollowedScheduler(scheduler, optimizer)
+    wrapper.param_groups = optimizer.param_groups
+    FollowedScheduler(schedulers.ExponentialLR(wrapper, 0.5), optimizer).bring(2)
+    assert optimizer.param_groups[0]["lr"] == 0.25
