@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from pccl import DataType, SharedState, TensorInfo
 from pccl.bindings.gradient_averager.leaves import numbers_of, with_numbers
+from pccl.bindings.tensors import own_name
 
 
 class AveragedReplica:
@@ -53,7 +54,7 @@ class AveragedReplica:
         self._optimizer: Any = optimizer  # torch types it only in part
         self._shared = dict(shared)
         self._stateful = dict(stateful)
-        self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+        self._names: dict[Tensor, str] = {p: own_name(n) for n, p in model.named_parameters()}
         self._tensors: dict[tuple[Tensor, str], Tensor] = {}
         self._number_keys: list[tuple[Tensor, str]] = []
         self._find_state()
@@ -75,7 +76,7 @@ class AveragedReplica:
         for parameter, name in self._names.items():
             infos.append(_entry(parameter, f"model.{name}", every_own=False))
         for name, buffer in self.model.named_buffers():
-            infos.append(_entry(buffer, f"model.{name}", every_own=True))
+            infos.append(_entry(buffer, f"model.{own_name(name)}", every_own=True))
         for (parameter, key), tensor in self._tensors.items():
             name = f"optimizer.{self._names[parameter]}.{key}"
             infos.append(_entry(tensor, name, every_own=False))
