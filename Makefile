@@ -6,6 +6,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TRAINERS := $(VENV)/.trainers
 # Node and pyright both come out of wheels; this keeps pyright from asking the index for news.
 PYRIGHT := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 
@@ -18,7 +19,8 @@ export PYTHONDONTWRITEBYTECODE :=
 help:
 	@echo 'make demo    set up $(VENV) and run the demo            (ARGS="..." for `pccl demo`)'
 	@echo 'make test    set up $(VENV) and run all tests           (ARGS="..." for pytest; JOBS=0: one by one)'
-	@echo 'make test-integrations   the page in a headless Chromium (PCCL_TEST_BROWSER=...), if there is one'
+	@echo 'make test-integrations   trainers of other libraries, which it installs; the page in a headless'
+	@echo '             Chromium (PCCL_TEST_BROWSER=...), if there is one'
 	@echo 'make quick   the tests of a minute: unit, scenarios, packaging'
 	@echo 'make check   ruff, formatting, mypy and pyright, both strict'
 	@echo 'make clean   remove $(VENV), caches and what builds left behind'
@@ -32,8 +34,8 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-test-integrations: $(STAMP)
-	$(BIN)/pytest -rs tests/browser $(ARGS)
+test-integrations: $(TRAINERS)
+	$(BIN)/pytest -rs tests/browser tests/trainers $(ARGS)
 
 quick: $(STAMP)
 	$(BIN)/pytest -n $(JOBS) --dist worksteal tests/unit tests/scenario tests/packaging $(ARGS)
@@ -57,4 +59,8 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo '$(PYTHON) lacks venv or ensurepip; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
 	'$(PYTHON)' -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(TRAINERS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[trainers]'
 	@touch $@

@@ -18,6 +18,7 @@
 * ``gradient_averager``: classic data parallelism across peers: the gradients of every step are
   averaged.
 * ``process_group``: a backend of torch.distributed that outlives its members.
+* ``trainers``: callbacks with which the trainers of other libraries follow a run of ``DiLoCo``.
 
 A binding uses ``pccl`` as any program does. It imports only public modules, such as ``pccl.aio``
 and ``pccl.errors``, and never a machine, a transport or the runtime. So a user's own script can do

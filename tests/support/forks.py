@@ -42,7 +42,14 @@ exec {} "$@"
 """A Python whose modules are forks."""
 
 _CONTEXT = mp.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.support.torch_ready"])
+
+
+def preload(*modules: str) -> None:
+    """Say what that process imports, before the first fork."""
+    _CONTEXT.set_forkserver_preload(list(modules))
+
+
+preload("tests.support.torch_ready")
 
 
 class ForkedProgram:
