@@ -199,7 +199,7 @@ class CommunicatorBase:
         Raises:
             NotConnected: this peer is not a member, or the communicator is closed.
         """
-        return self._rank_in(self.members(), "rank")
+        return self._rank_in(members_of(self._session.roster("rank")), "rank")
 
     def _rank_in(self, ring: Sequence[MemberInfo], func: str) -> int:
         me = self._session.peer_id(func)

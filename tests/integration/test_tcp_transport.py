@@ -424,10 +424,10 @@ def test_what_an_older_kernel_does_not_tell_is_unknown(monkeypatch: pytest.Monke
 # -- several addresses -----------------------------------------------------------------------------
 
 
-def silent(address: str) -> socket.socket:
+def silent(address: str, port: int = 0) -> socket.socket:
     """A port that answers nobody: its queue of connections is full."""
     sock = socket.socket()
-    sock.bind((address, 0))
+    sock.bind((address, port))
     sock.listen(0)
     full = [socket.socket() for _ in range(2)]
     for one in full:
@@ -455,21 +455,21 @@ def test_a_further_host_is_dialled_when_the_first_refuses(tcp: Tcp) -> None:
 
 
 def test_a_further_host_is_dialled_when_the_first_is_silent(tcp: Tcp) -> None:
-    quiet = silent("127.0.0.3")
-    port = quiet.getsockname()[1]
-
     async def main() -> None:
-        listener = await tcp.listen(Address("127.0.0.2", port))
-        address = Address("127.0.0.3", port)
-        connection = await tcp.transport.dial(address, 20.0, hosts=("127.0.0.2",))
-        assert connection.remote == Address("127.0.0.2", port)
+        listener = await tcp.listen(Address("127.0.0.2", 0))
+        port = listener.address.port
+        quiet = silent("127.0.0.3", port)
+        connection = await tcp.transport.dial(
+            Address("127.0.0.3", port), 20.0, hosts=("127.0.0.2",)
+        )
+        assert connection.remote == listener.address
         connection.abort()
         (await tcp.next_accepted()).abort()
         listener.close()
+        for one in (quiet, *_kept.pop(quiet)):
+            one.close()
 
     tcp.run_test(main())
-    for one in (quiet, *_kept.pop(quiet)):
-        one.close()
 
 
 def test_a_dial_of_several_hosts_fails_with_all_reasons(tcp: Tcp) -> None:
