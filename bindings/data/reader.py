@@ -92,7 +92,7 @@ class LeaseReader:
 
     def _size(self, begin: int) -> int:
         """Return the size of a batch; only at the end of all epochs may it be smaller."""
-        left = sum(end - start for start, end in self.lease.runs) - begin
+        left = max(0, sum(end - start for start, end in self.lease.runs) - begin)
         is_whole = left >= self._batch_size or self.lease.is_last
         return min(left, self._batch_size) if is_whole else 0
 

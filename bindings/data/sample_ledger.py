@@ -31,6 +31,9 @@ RUNS_MAX = 2048
 ROUNDS_AHEAD = 3
 """Rounds for which a lease lasts: the one being averaged, the next, and one that is prefetched."""
 
+LEASE_MAX = 1 << 32
+"""Most positions that a lease grows to, whatever a peer says that it has done."""
+
 _HEAD = 3
 _COLUMNS = 4
 
@@ -104,7 +107,8 @@ class SampleLedger:
 
         Args:
             counts: for each member in the outcome, how many positions its contribution contains:
-                the first of its lease. 0 for one that contributed nothing, or was excluded.
+                the first of its lease. 0 for one that contributed nothing, or was excluded. More
+                than it holds is a lie, and counts as all that it holds.
             patience: rounds in a row without a peer after which its lease is returned.
         """
         runs = self._read()
@@ -112,18 +116,19 @@ class SampleLedger:
             run.missed = 0 if run.holder in counts else run.missed + 1
             if run.missed > patience:
                 run.holder = None
-        for peer in sorted(counts):
-            left = int(counts[peer])
+        known = {peer: min(int(count), _held(runs, peer)) for peer, count in counts.items()}
+        for peer in sorted(known):
+            left = known[peer]
             for run in runs:
                 if run.holder == peer:
                     taken = min(left, run.end - run.start)
                     run.start, left = run.start + taken, left - taken
         runs = [run for run in runs if run.start < run.end]
-        self.record[2] = ROUNDS_AHEAD * int(max(counts.values(), default=0))
-        readers = len(counts.keys() | _holders(runs))
-        for peer in sorted(counts, key=lambda one: (_held(runs, one), one)):
-            goal = max(self._lease, ROUNDS_AHEAD * int(counts[peer]))
-            self._lend(runs, peer, goal, readers)
+        ahead = {peer: min(ROUNDS_AHEAD * count, LEASE_MAX) for peer, count in known.items()}
+        self.record[2] = max(ahead.values(), default=0)
+        readers = len(ahead.keys() | _holders(runs))
+        for peer in sorted(ahead, key=lambda one: (_held(runs, one), one)):
+            self._lend(runs, peer, max(self._lease, ahead[peer]), readers)
         self._write(runs)
 
     def _lend(self, runs: list[_Run], peer: int, goal: int, readers: int) -> None:

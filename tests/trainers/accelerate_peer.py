@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -15,12 +14,7 @@ from tests.trainers import tiny
 def main() -> None:
     """Train until the run has made its steps."""
     given = tiny.given()
-    accelerator: Any = import_module("accelerate").Accelerator(
-        cpu=True,
-        mixed_precision="bf16",
-        gradient_accumulation_steps=tiny.ACCUMULATED,
-        dynamo_backend="eager" if given.compiles else None,
-    )
+    accelerator = tiny.accelerator(given)
     model: Any = accelerator.prepare(tiny.make_model(given.peer))
     inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -16,12 +15,7 @@ from tests.trainers import tiny
 def main() -> None:
     """Train until the run has made its steps."""
     given = tiny.given()
-    accelerator: Any = import_module("accelerate").Accelerator(
-        cpu=True,
-        mixed_precision="bf16",
-        gradient_accumulation_steps=tiny.ACCUMULATED,
-        dynamo_backend="eager" if given.compiles else None,
-    )
+    accelerator = tiny.accelerator(given)
     model: Any = accelerator.prepare(tiny.make_model(given.peer))
     inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(inner, 0.99)

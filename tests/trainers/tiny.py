@@ -65,6 +65,16 @@ def make_model(peer: int) -> torch.nn.Module:
     return made
 
 
+def accelerator(which: Given) -> Any:
+    """Make the ``Accelerator`` of a peer."""
+    return import_module("accelerate").Accelerator(
+        cpu=True,
+        mixed_precision="bf16",
+        gradient_accumulation_steps=ACCUMULATED,
+        dynamo_backend="eager" if which.compiles else None,
+    )
+
+
 def text(peer: int, number: int) -> torch.Tensor:
     """Return an example: some ascending tokens."""
     own = torch.Generator().manual_seed(100_000 * peer + number)

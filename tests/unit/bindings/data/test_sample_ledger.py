@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from pccl.bindings.data.sample_ledger import ROUNDS_AHEAD, RUNS_MAX, SampleLedger
+from pccl.bindings.data.sample_ledger import LEASE_MAX, ROUNDS_AHEAD, RUNS_MAX, SampleLedger
 
 
 def make(lease: int = 10, total: int | None = None) -> SampleLedger:
@@ -107,3 +108,22 @@ def test_no_lease_begins_while_the_ledger_is_full() -> None:
 
 def test_it_takes_kilobytes_whatever_the_number_of_samples() -> None:
     assert make(10**9).record.nbytes < 100_000
+
+
+@pytest.mark.parametrize("lie", [11.0, 1e300])
+def test_no_peer_has_done_more_than_it_holds(lie: float) -> None:
+    ledger = make()
+    ledger.admit([1, 2])
+    ledger.close({1: lie, 2: 4.0})
+    assert ledger.done == 14
+    assert sum(end - start for start, end in ledger.lease(1)) == ROUNDS_AHEAD * 10
+
+
+def test_leases_of_a_peer_that_lies_again_and_again_stay_bounded() -> None:
+    ledger = make()
+    ledger.admit([1, 2])
+    for _ in range(100):
+        ledger.close({1: 1e300, 2: 4.0})
+    assert sum(end - start for start, end in ledger.lease(1)) == LEASE_MAX
+    ledger.admit([3])
+    assert sum(end - start for start, end in ledger.lease(3)) == LEASE_MAX
