@@ -65,8 +65,8 @@ def average(comm: pccl.Communicator, sampler: ElasticSampler) -> torch.Tensor:
             return ledger
         optimizer.zero_grad()
         samples = next(batches)
+        say(number=averager.steps + 1, peer=comm.peer_id, samples=samples)  # backward sends already
         model(torch.ones(1)).backward()
-        say(number=averager.steps + 1, peer=comm.peer_id, samples=samples)
         time.sleep(STEP_S)
         averager.step()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -27,6 +28,9 @@ KILLS = 20
 PEERS = 3
 MARGIN = 200
 """Rounds or steps between the word to stop and the end, so that all hear it in time."""
+
+STEPS_S = 0.02
+"""A few steps."""
 
 
 class ElasticProcess:
@@ -97,6 +101,7 @@ class Churn:
             process.until_outcomes(1)
         for _ in range(KILLS):
             victim = self.alive.pop(drawn.randrange(PEERS))
+            time.sleep(drawn.uniform(0.0, STEPS_S))  # it may be anywhere in its step
             victim.program.kill()
             self.alive.append(self._start())
             self.alive[-1].until_outcomes(drawn.randint(1, 4))
