@@ -14,6 +14,7 @@
 | ``PCCL_TOKEN`` | ``token``: the secret itself |
 | ``PCCL_TOKEN_FILE`` | a file that contains the token; ``PCCL_TOKEN`` takes precedence |
 | ``PCCL_DRAIN`` | 1: on SIGTERM, leave the run before the program ends (``draining``) |
+| ``PCCL_DRAIN_S`` | seconds after SIGTERM in which a wrapper hands over its work |
 | ``PCCL_LOCAL`` | how processes of one machine exchange tensors: ``auto``, ``tcp``, ``any`` |
 | ``PCCL_NAME`` | ``name`` |
 | ``PCCL_UPLOAD_MAX`` | ``upload_bytes_per_s_max``, with a unit: ``10M`` |
@@ -64,6 +65,7 @@ MAP_PORT = "PCCL_MAP_PORT"
 TOKEN = "PCCL_TOKEN"
 TOKEN_FILE = "PCCL_TOKEN_FILE"
 DRAIN = "PCCL_DRAIN"
+DRAIN_S = "PCCL_DRAIN_S"
 LOCAL = "PCCL_LOCAL"
 NAME = "PCCL_NAME"
 ENCRYPT = "PCCL_ENCRYPT"
@@ -79,6 +81,9 @@ OF_A_PEER = (
     *(INTERFACE, NAME, RECORD, METRICS, STACKS_DIR),
 )
 """Variables that describe a peer and its run. The others are settings, for any run."""
+
+DRAIN_DEFAULT_S = 5
+DRAIN_MAX_S = 3600
 
 SECRET_BYTES_MIN = 16
 """Shorter secrets are too easy to guess, whatever characters they have (``guessing``)."""
@@ -211,6 +216,22 @@ def resolve_drain() -> bool:
         ValueError: the variable is neither 0 nor 1.
     """
     return _switched_on(DRAIN)
+
+
+def resolve_drain_s() -> float:
+    """Return for how many seconds after SIGTERM a wrapper may hand over its work; 5 by default.
+
+    Raises:
+        ValueError: the variable is not a number from 0 to 3600.
+    """
+    text = os.environ.get(DRAIN_S) or f"{DRAIN_DEFAULT_S}"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= DRAIN_MAX_S:
+        raise ValueError(f"{DRAIN_S} must be a number from 0 to {DRAIN_MAX_S}, not {text[:32]!r}")
+    return seconds
 
 
 def resolve_encrypt() -> bool:

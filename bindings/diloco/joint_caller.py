@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
 import pccl
@@ -88,9 +88,18 @@ class JointCaller:
     def is_awaited(self) -> bool:
         """Whether members wait for this replica in the next round, or left it out.
 
-        False while a contribution is on its way.
+        A quorum does, or a member that leaves. False while a contribution is on its way.
         """
-        return self.has_quorum and self._is_idle and self._comm.is_awaited
+        return self._is_idle and self._comm.is_awaited
+
+    def expect_notice(self, has_work: Callable[[], bool]) -> None:
+        """Let SIGTERM give this replica notice; see ``Communicator.expect_notice``."""
+        self._comm.expect_notice(has_work)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether SIGTERM has given notice."""
+        return self._comm.is_leaving
 
     def wait(self) -> None:
         """Wait until an event has arrived.

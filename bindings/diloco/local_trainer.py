@@ -238,15 +238,18 @@ class LocalTrainer:
         """Make the merges that are due before the first inner step."""
         yield from self._carry_out(self.pipeline.due_merges())
 
-    def step(self, weight: float, *, is_awaited: bool = False) -> Steps:
+    def step(self, weight: float, *, is_awaited: bool = False, has_quorum: bool = True) -> Steps:
         """Count an inner step, and make the launches and merges that are due after it.
 
         Args:
             weight: weight of the work in the step.
             is_awaited: whether members wait for the next round of this replica; see
                 ``is_behind``, too.
+            has_quorum: whether rounds go on without late members.
         """
-        due = self.pipeline.step(weight, self._clock(), is_awaited=is_awaited)
+        due = self.pipeline.step(
+            weight, self._clock(), is_awaited=is_awaited, has_quorum=has_quorum
+        )
         yield from self._carry_out(due)
 
     def is_behind(self) -> bool:
@@ -275,6 +278,19 @@ class LocalTrainer:
             while self.pipeline.number < last:  # a replica that was cut off may have skipped some
                 yield self._launch(self.pipeline.launch_early(self._clock()))
             due = self.pipeline.flush()  # only now: a merge discards work that was not taken
+            if not due:
+                return
+            yield from self._carry_out(due)
+
+    def hand_over(self) -> Steps:
+        """Launch rounds immediately for all work, and wait until they have it.
+
+        Each fragment gets at most one round, and another one if a round went on without it.
+        """
+        while True:
+            while self.pipeline.has_work:
+                yield self._launch(self.pipeline.launch_early(self._clock()))
+            due = self.pipeline.flush()
             if not due:
                 return
             yield from self._carry_out(due)

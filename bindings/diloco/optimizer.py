@@ -333,6 +333,7 @@ class DiLoCo(torch.optim.Optimizer):
             PCCLError: the run cannot continue; the message says why. To continue training,
                 make a new ``Communicator``, and a new ``DiLoCo`` with this one's ``state_dict``.
             TypeError, ValueError: ``closure`` is not callable; ``weight`` is not a number >= 0.
+            SystemExit: SIGTERM has given notice, so this replica handed over its work, and left.
         """
         amount = self._driver.check_weight(weight)
         if closure is not None and not callable(closure):
@@ -366,6 +367,7 @@ class DiLoCo(torch.optim.Optimizer):
             self._bring_schedulers(self.steps - 1)
         self._comm.report_step(self.steps, figures=self._driver.figures)
         self._events.deliver()
+        self._driver.leave_if_asked()
         return loss
 
     @raised_here

@@ -159,6 +159,18 @@ class Pipeline:
         self._flights: dict[int, _Flight] = {}
         """Rounds in flight by number, ascending."""
         self._tempo = RoundTempo()
+        self._early = -math.inf
+        """The last round that began early, for a member that leaves."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is work that was not launched yet."""
+        return any(self._work)
+
+    @property
+    def has_flights(self) -> bool:
+        """Whether there are rounds in flight."""
+        return bool(self._flights)
 
     @property
     def run_steps(self) -> int:
@@ -242,6 +254,7 @@ class Pipeline:
             "steps": self.steps,
             "number": self.number,
             "since": self._since,
+            "early": self._early,
             "work": list(self._work),
             "flights": [
                 (flight.launch.number, flight.launch.weight, flight.due_steps)
@@ -254,6 +267,7 @@ class Pipeline:
         """Continue from a position that ``position`` returned; a time budget restarts."""
         self.steps, self.number = position["steps"], position["number"]
         self._since, self._began_s = position["since"], now_s
+        self._early = position.get("early", -math.inf)
         self._work = list(position["work"])
         self._flights = {
             number: _Flight(
@@ -267,7 +281,7 @@ class Pipeline:
     # -- stepping ----------------------------------------------------------------------------------
 
     def step(
-        self, weight: float, now_s: float, *, is_awaited: bool = False
+        self, weight: float, now_s: float, *, is_awaited: bool = False, has_quorum: bool = True
     ) -> list[Launch | Merge]:
         """Count an inner step.
 
@@ -275,6 +289,8 @@ class Pipeline:
             weight: weight of the work in the step.
             now_s: current time, in seconds.
             is_awaited: whether members wait for this replica, so that its next round is due now.
+            has_quorum: whether rounds go on without late members. Otherwise all members begin the
+                awaited round early, for one that leaves, and later rounds stay due as before.
 
         Returns:
             The actions that are due now, in the order in which the replica must take them.
@@ -284,7 +300,11 @@ class Pipeline:
         self._tempo.stepped(now_s)
         self._work = [work + weight for work in self._work]
         due: list[Launch | Merge] = []
-        if is_awaited or self._is_launch_due(now_s):
+        is_due = self._is_launch_due(now_s)
+        if is_awaited and not is_due and not has_quorum:
+            self._early = self.number
+            due.append(self.launch_early(now_s))
+        elif is_awaited or is_due:
             self._tempo.launched(is_slow=not self._is_launch_due(now_s + self._tempo.step_s, 1))
             due.append(self._launch(now_s))
         return due + self.due_merges()
@@ -308,11 +328,14 @@ class Pipeline:
         """Number of the first round that ``finish`` does not launch.
 
         A replica that stops right after a launch of the last fragment launches one round for each
-        other fragment, so that all its work is averaged. The result depends only on ``number``, so
-        members that were cut off or joined meanwhile end at the same round.
+        other fragment, so that all its work is averaged. It launches one for each fragment if the
+        last round of one began early. Otherwise the result depends only on ``number``, so members
+        that were cut off or joined meanwhile end at the same round.
         """
-        last = self._schedule.fragments - 1
-        return self.number + (last - self.number) % self._schedule.fragments
+        fragments = self._schedule.fragments
+        if self._early >= self.number - fragments:
+            return self.number + fragments
+        return self.number + (fragments - 1 - self.number) % fragments
 
     def launch_now(self, now_s: float) -> Launch:
         """Launch the next round now, as if it were due; so the next one is due a period later."""

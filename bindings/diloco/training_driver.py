@@ -96,6 +96,8 @@ class TrainingDriver:
         """Unmerged rounds of this replica, by number."""
         self._last_step_s = math.nan
         self._is_alone = False
+        if model.shards == 1:  # the processes of a larger replica would have to leave together
+            caller.expect_notice(self.has_work)
 
     # -- actions of the trainer --------------------------------------------------------------------
 
@@ -136,6 +138,7 @@ class TrainingDriver:
         lease = self._samples
         if lease is not None and lease.is_dry and not lease.lease.is_finished:
             self.carry_out(self.trainer.idle())
+        self.leave_if_asked()
 
     def stepped(self, weight: float) -> None:
         """Count an inner step, and carry out the actions that are due after it.
@@ -151,11 +154,13 @@ class TrainingDriver:
         step = self.trainer.pipeline.steps + 1
         self._events.put(InnerStep(step=step, seconds=now_s - self._last_step_s))
         self._last_step_s = now_s
-        is_awaited = self._caller.has_quorum and not self._unsent
+        is_awaited, has_quorum = not self._unsent, self._caller.has_quorum
         is_awaited = is_awaited and (self._caller.is_awaited or self.trainer.is_behind())
-        if self._caller.has_quorum:  # the processes of a replica launch after the same step
+        if has_quorum:  # the processes of a replica launch after the same step
             is_awaited = self._model.any_shard(is_awaited)
-        self.carry_out(self.trainer.step(weight, is_awaited=is_awaited))
+        elif self._model.shards > 1:  # without a quorum, they do not ask each other in each step
+            is_awaited = False
+        self.carry_out(self.trainer.step(weight, is_awaited=is_awaited, has_quorum=has_quorum))
 
     def carry_out(self, steps: Steps) -> None:
         """Carry out the actions of the trainer.
@@ -192,6 +197,28 @@ class TrainingDriver:
             self._caller.wait()
             self.hear(after_failure=True)
             waited_s += time.monotonic() - began_s
+
+    def has_work(self) -> bool:
+        """Whether there is work that is not in the outer parameters, as far as is known."""
+        return self.trainer.pipeline.has_work or self.trainer.pipeline.has_flights
+
+    def leave_if_asked(self) -> None:
+        """Hand over all local work to the other members, and end the program, after a notice.
+
+        Raises:
+            PCCLError: the run cannot continue; the message says why.
+            SystemExit: this replica has left the run.
+        """
+        if not self._caller.is_leaving:
+            return
+        while self.has_work():
+            self.carry_out(self.trainer.hand_over())
+            with self._caller.settled():
+                self.hear()  # a member that returned may have reverted the last round
+        self._events.deliver()
+        self._caller.close(abandon=False)
+        _log.info("SIGTERM: the run has all work of this peer, which has left")
+        raise SystemExit(0)
 
     def send_all(self) -> None:
         """Pass all contributions to the thread of the joint calls."""

@@ -139,12 +139,12 @@ class GradientAverager:
         claim(comm, self, "GradientAverager")
         self._reductions = Reductions(comm)
         self._members: frozenset[int] = frozenset()
-        self._accumulates = False
-        self._began_s = 0.0
+        self._accumulates, self._began_s = False, 0.0
         self._copying: list[int] = []
         self._launched = [False] * len(self._buckets)
         self._hooks: list[Any] = []
         self._listen()
+        comm.expect_notice(self._replica.is_in_step)
 
     @property
     def steps(self) -> int:
@@ -171,6 +171,7 @@ class GradientAverager:
             MasterLost: there is no master. Start one, and call again.
             Evicted, StateMismatch: the other peers train another model.
             StateUnavailable, NotAdmitted: as for ``sync_shared_state`` and ``connect``.
+            SystemExit: SIGTERM has given notice, so this peer has left the run after its last step.
         """
         if self._reductions.are_open:
             raise RuntimeError("gradients are being averaged; call synchronize() or step() first")
@@ -179,6 +180,10 @@ class GradientAverager:
                 "requires_grad of a parameter has changed; close() this GradientAverager and make "
                 "a new one, on all peers at the same step"
             )
+        if self._comm.is_leaving:
+            self.close()
+            self._comm.close()
+            raise SystemExit(0)
         while True:
             was_member = self.is_member
             try:
@@ -213,6 +218,7 @@ class GradientAverager:
             if self._samples is not None and not self._members:
                 self._samples.entered(self._comm.peer_id)
         self._members = self._now()
+        self._replica.begin()
         return tuple(sorted(newcomers))
 
     def _connect(self) -> None:

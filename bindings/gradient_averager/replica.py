@@ -50,6 +50,7 @@ class AveragedReplica:
         stateful: Mapping[str, Any],
     ) -> None:
         self.steps = 0
+        self._in_step = False
         self.model = model
         self._optimizer: Any = optimizer  # torch types it only in part
         self._shared = dict(shared)
@@ -69,6 +70,7 @@ class AveragedReplica:
         Its revision is the number of steps: in a new group, the member with most steps wins. In a
         group that has synchronized before, a member with a new state is a newcomer.
         """
+        self._in_step = False
         infos = [
             _entry(tensor, f"shared.{name}", every_own=False)
             for name, tensor in self._shared.items()
@@ -117,8 +119,17 @@ class AveragedReplica:
         if numbers != list(self._all_numbers()):
             self._set_numbers(iter(numbers))
 
+    def begin(self) -> None:
+        """Record that a step begins, for whose end other members may need this one."""
+        self._in_step = True
+
+    def is_in_step(self) -> bool:
+        """Whether a step has begun, and not ended."""
+        return self._in_step
+
     def stepped(self) -> None:
         """Record that the optimizer has taken a step with averaged gradients."""
+        self._in_step = False
         self.steps += 1
         self._read()
 

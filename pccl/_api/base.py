@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +28,7 @@ from pccl.checks import (
 from pccl.config import (
     resolve_advertise,
     resolve_drain,
+    resolve_drain_s,
     resolve_encrypt,
     resolve_group,
     resolve_interface,
@@ -131,7 +134,7 @@ class CommunicatorBase:
             encrypts=encryption(always=resolve_encrypt()),
             upload_bytes_per_s_max=resolve_upload_max(upload_bytes_per_s_max),
         )
-        drains, metrics = resolve_drain(), resolve_metrics()
+        drains, notice_s, metrics = resolve_drain(), resolve_drain_s(), resolve_metrics()
         gives_stacks, record_to = resolve_stacks(), resolve_record()
         show_log(options.name)
         if gives_stacks:
@@ -141,7 +144,7 @@ class CommunicatorBase:
         )
         self._engine = self._session.engine
         if drains:
-            drain(self._session)
+            drain(self._session, notice_s)
 
     def __repr__(self) -> str:
         name = f"{type(self).__module__}.{type(self).__qualname__}"
@@ -227,7 +230,8 @@ class CommunicatorBase:
     def is_awaited(self) -> bool:
         """Whether a quorum waits for this peer's next ``update_topology``, or left this peer out.
 
-        Local; never blocks. False without ``quorum=``, and for a peer that is not a member.
+        Or a member that will leave soon waits for it. Local; never blocks. False for a peer that is
+        not a member.
         """
         return self._engine.machine.is_awaited
 
@@ -277,6 +281,33 @@ class CommunicatorBase:
             self._engine.loss = check_loss(loss)
         if figures is not None:
             self._engine.figures = check_figures(figures)
+
+    def expect_notice(self, has_work: Callable[[], bool]) -> None:
+        """Let this program finish its work after SIGTERM, under ``PCCL_DRAIN=1``. Local.
+
+        If it has work then, ``is_leaving`` becomes true. The program has ``PCCL_DRAIN_S`` (5 s) to
+        finish the work, and to close this communicator. ``DiLoCo`` and ``GradientAverager`` call
+        this. See "Stopping a peer" in docs/launching.md.
+
+        Args:
+            has_work: function, or method of an object that may be collected meanwhile, that returns
+                whether there is work. The signal handler calls it.
+        """
+        if inspect.ismethod(has_work):
+            method = weakref.WeakMethod(has_work)
+
+            def bound() -> bool:
+                has_work = method()
+                return has_work is not None and has_work()
+
+            self._session.has_work = bound
+        else:
+            self._session.has_work = has_work
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether SIGTERM has told this program to finish its work: see ``expect_notice``."""
+        return self._session.is_leaving
 
     def on_event(self, consumer: Callable[[PeerReport], object]) -> Callable[[], None]:
         """Call ``consumer`` with each later event of this peer (:mod:`pccl.observe.events`). Local.

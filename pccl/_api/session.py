@@ -106,6 +106,10 @@ class Session:
         maps_port: bool = False,
     ) -> None:
         self.callers = Callers()
+        self.has_work: Callable[[], bool] | None = None
+        """Whether the program has work to hand over before it leaves; None: it cannot say."""
+        self.is_leaving = False
+        """Whether the program was told to leave soon, and closes this session by itself."""
         told = replace(options, callers_blocked=self.callers.all_blocked)
         user = object()
         served: Served | None = None
@@ -256,6 +260,17 @@ class Session:
         """
         self.roster(func)
         return self._io.call(lambda: status_of(self.engine))
+
+    def give_notice(self, notice_s: float, over: Callable[[], None]) -> None:
+        """Tell the program to leave; call ``over`` on the I/O thread when the notice is over.
+
+        It takes no lock, so a signal handler may call it.
+        """
+        self.is_leaving = True
+        loop = self._io.loop
+        with suppress(RuntimeError):  # closed by another thread just now
+            loop.call_soon_threadsafe(self.engine.leave_soon)
+            loop.call_soon_threadsafe(loop.call_later, notice_s, over)
 
     def describe(self) -> str:
         """Return a name of this peer for messages."""

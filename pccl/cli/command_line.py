@@ -104,6 +104,7 @@ def check_switches() -> None:
     """
     try:
         config.resolve_drain()
+        config.resolve_drain_s()
         config.resolve_encrypt()
         config.resolve_map_port()
         config.resolve_progress()

@@ -313,6 +313,8 @@ class RoundRequest:
     round: RoundId
     quorum: Quorum | None = None
     """When the round closes without late members; nil: never."""
+    leaves: bool = False
+    """The peer will leave soon: notify the members that are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -635,7 +637,10 @@ class RoundWaits:
 
 @dataclass(frozen=True, slots=True)
 class RoundAwaits:
-    """Enough members have made this joint call, and the grace runs; or newcomers wait for it."""
+    """The members that have made this joint call need yours now; or newcomers wait for it.
+
+    Enough members have made it, and the grace runs. Or one of them will leave soon.
+    """
 
     round: RoundId
     newcomers: bool = False

@@ -34,6 +34,7 @@ from pccl.machines.peer.events import (
     JoinCall,
     KeepResult,
     LeaveCall,
+    LeavesSoon,
     LinkChanged,
     LinkMeasurements,
     NotFinite,
@@ -209,6 +210,7 @@ class PeerEngine:
             self._timing.ns(self._timing.deadline_s) // 4,
             partial(self.join_again, prefetches=True),
         )
+        self._leaves_soon = False
         self._enter_run(None)
 
     def _enter_run(self, lost: PeerMachine | None) -> None:
@@ -254,6 +256,8 @@ class PeerEngine:
             lambda: self._has_mapped_port,
             self._on_narrow_link,
         )
+        if self._leaves_soon:
+            self.feed(LeavesSoon())
 
     def _on_narrow_link(self, peer: PeerId, segment_bytes: int) -> None:
         self.narrow_links[peer] = segment_bytes
@@ -510,6 +514,11 @@ class PeerEngine:
         info = await self.calls.finish(ticket)
         assert isinstance(info, ReduceInfo)
         return info
+
+    def leave_soon(self) -> None:
+        """Let the master notify the members that are missing in this peer's rounds from now on."""
+        self._leaves_soon = True
+        self.feed(LeavesSoon())
 
     def now_ns(self) -> int:
         """Return the current time of the engine's clock."""

@@ -148,6 +148,7 @@ def test_environment(fork: type[Launched]) -> None:
             "PCCL_PEER_INDEX": str(peer),
             "PCCL_PEERS": "3",
             "PCCL_DRAIN": "1",
+            "PCCL_DRAIN_S": "5",
             "PCCL_PROGRESS": "1",
             "PCCL_LOG": "info",
             "PCCL_NAME": f"p{peer}",

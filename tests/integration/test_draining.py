@@ -46,6 +46,15 @@ def in_a_thread(comm: pccl.Communicator) -> None:
     threading.Event().wait()
 
 
+def with_notice(comm: pccl.Communicator) -> None:
+    comm.expect_notice(lambda: True)
+    say("ready")
+    while not comm.is_leaving:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)  # a repetition
+    say("finished")
+
+
 def with_a_handler(comm: pccl.Communicator) -> None:
     say("ready")
     comm.all_reduce(np.ones(10), tag=1)
@@ -197,6 +206,19 @@ def test_a_program_keeps_its_own_handler(new_run: Callable[..., Run], start: Sta
     lines_until(process, "ready")
     assert leave(run, process) == (7, "", "")
     assert removals(run) == [RemovalCause.CONNECTIONS_LOST]
+
+
+def test_a_program_that_expects_notice_finishes_its_work(
+    new_run: Callable[..., Run], start: Start
+) -> None:
+    run = new_run(2)
+    process = start(joining(run, "with_notice"))
+    grown(run, 1)
+    lines_until(process, "ready")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, out, err) == (0, "finished\n", "")
+    run.until(lambda: removals(run) == [RemovalCause.GOODBYE])
 
 
 def test_without_draining_the_others_notice_at_once_all_the_same(

@@ -15,6 +15,7 @@ from pccl.addresses import Advertised, parse_address, parse_advertised, parse_pr
 from pccl.config import (
     resolve_advertise,
     resolve_drain,
+    resolve_drain_s,
     resolve_encrypt,
     resolve_group,
     resolve_interface,
@@ -188,7 +189,7 @@ def test_arguments_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_variable_is_of_a_peer_or_a_setting() -> None:
     settings = {"PCCL_DRAIN", "PCCL_ENCRYPT", "PCCL_LOCAL", "PCCL_STACKS", "PCCL_PROGRESS"}
-    settings |= {"PCCL_MAP_PORT", "PCCL_UPLOAD_MAX"}
+    settings |= {"PCCL_MAP_PORT", "PCCL_UPLOAD_MAX", "PCCL_DRAIN_S"}
     known = {value for name, value in vars(config).items() if name.isupper()} - {config.OF_A_PEER}
     texts = {value for value in known if isinstance(value, str)}
     assert texts - set(config.OF_A_PEER) == settings
@@ -244,6 +245,10 @@ def _drain(drain: None) -> bool:
     return resolve_drain()
 
 
+def _drain_s(drain_s: None) -> float:
+    return resolve_drain_s()
+
+
 def _encrypt(encrypt: None) -> bool:
     return resolve_encrypt()
 
@@ -276,6 +281,13 @@ def _stacks(stacks: None) -> bool:
         ("PCCL_TOKEN", "", resolve_token, "PCCL_TOKEN is empty: set it to the token of the run"),
         ("PCCL_TOKEN", '"a token with quotes"', resolve_token, "neither a brace, a quotation mark"),
         ("PCCL_DRAIN", "2", _drain, "PCCL_DRAIN must be 0 or 1, not '2'"),
+        ("PCCL_DRAIN_S", "5s", _drain_s, "PCCL_DRAIN_S must be a number from 0 to 3600, not '5s'"),
+        (
+            "PCCL_DRAIN_S",
+            "nan",
+            _drain_s,
+            "PCCL_DRAIN_S must be a number from 0 to 3600, not 'nan'",
+        ),
         ("PCCL_ENCRYPT", "yes", _encrypt, "PCCL_ENCRYPT must be 0 or 1, not 'yes'"),
         ("PCCL_LOCAL", "TCP", _local, "PCCL_LOCAL must be auto, tcp or any, not 'TCP'"),
         ("PCCL_LOCAL", "x" * 99, _local, f"not '{'x' * 32}'"),

@@ -214,7 +214,12 @@ def signals_for(launch: LaunchedRun) -> Generator[None, None, None]:
 
 
 def peer_environments(
-    names: Sequence[str], master: str, token: str | None, group: int | None, min_peers: int | None
+    names: Sequence[str],
+    master: str,
+    token: str | None,
+    group: int | None,
+    min_peers: int | None,
+    grace_s: float,
 ) -> list[dict[str, str]]:
     """Return the environment of each peer.
 
@@ -224,6 +229,7 @@ def peer_environments(
         token: the run's secret; None: as in the environment of this process.
         group: their peer group; None: as in the environment.
         min_peers: number of members that ``connect`` waits for; None: as in the environment.
+        grace_s: seconds between SIGTERM and SIGKILL: they hand over their work in the first half.
     """
     common = {
         **os.environ,
@@ -232,6 +238,7 @@ def peer_environments(
         "PYTHONUNBUFFERED": "1",
     }
     common.setdefault(config.DRAIN, "1")
+    common.setdefault(config.DRAIN_S, f"{min(grace_s / 2, config.DRAIN_MAX_S):g}")
     common.setdefault(config.PROGRESS, "1")
     common[LEVEL] = common.get(LEVEL) or "info"
     if token is not None:
@@ -422,11 +429,11 @@ def launch(
                 started.say(f"the master is {address}; see the run with: pccl status")
             except Unusable as error:
                 started.say(f"`pccl status` will not find this run: {error}")
-            environments = peer_environments(names, address, token, group, min_peers)
+            environments = peer_environments(names, address, token, group, min_peers, grace_s)
             for environment in environments:
                 environment[config.STACKS_DIR] = stacks
         else:
-            environments = peer_environments(names, master, None, group, min_peers)
+            environments = peer_environments(names, master, None, group, min_peers, grace_s)
         if (given := os.environ.get(config.NAME)) and not names[-1].startswith(f"{given}-"):
             started.say(f"{config.NAME} is too long for numbers after it: {names[-1]} and so on")
         for environment, where in zip(environments, their_metrics, strict=False):

@@ -330,10 +330,10 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 self.inquiries.answered(peer, message)
             case msg.BlockedReply():
                 self.waits.answered(peer, message)
-            case msg.RoundRequest(round_id, quorum):
+            case msg.RoundRequest(round_id, quorum, leaves):
                 peer.blocked = peer.left_out = False
                 peer.pace.called(message, self._now_ns)
-                self.rounds.request(peer, round_id, quorum)
+                self.rounds.request(peer, round_id, quorum, leaves=leaves)
             case _ if isinstance(message, REPORTS):
                 pass  # the peer has returned to this run, which does not need its report
             case _:

@@ -74,8 +74,12 @@ class JointRounds:
         self.requested[kind], self._quorums[kind], self._calls_ns[kind] = {}, {}, []
         self._enough_ns.pop(kind, None)
 
-    def request(self, peer: RegisteredPeer, round_id: RoundId, quorum: Quorum | None) -> None:
+    def request(
+        self, peer: RegisteredPeer, round_id: RoundId, quorum: Quorum | None, *, leaves: bool
+    ) -> None:
         """Record that ``peer`` requested a round; repeat the answer if the round is closed.
+
+        If it ``leaves`` the run soon, the missing members are notified.
 
         Raises:
             RemoteProtocolError: ``peer`` has acknowledged the answer, or cannot request the round.
@@ -104,6 +108,8 @@ class JointRounds:
                 self._quorums[round_id.kind][peer.id] = quorum
             if round_id.kind is RoundKind.UPDATE_TOPOLOGY:
                 self._is_quorate = quorum is not None
+        if leaves:
+            self._notify_missing(round_id.kind)
         self._close_if_complete(round_id.kind)
 
     def forget(self, gone: Iterable[PeerId]) -> None:
@@ -185,12 +191,17 @@ class JointRounds:
         missing = [p for p in self._membership.members() if p.id not in self.requested[kind]]
         if kind not in self._enough_ns:
             self._enough_ns[kind] = max(last_ns, self._changed_ns)
-            for peer in missing:
-                self._outbox.send(peer, msg.RoundAwaits(self.present(kind)))
+            self._notify_missing(kind)
         enough_ns = self._enough_ns[kind]
         goes_on_ns = self._ballots.arrivals.at(kind).goes_on_ns(quorum, enough_ns)
         if all(peer.left_out for peer in missing) or self._outbox.now_ns >= goes_on_ns:
             self._complete(kind)
+
+    def _notify_missing(self, kind: RoundKind) -> None:
+        """Tell members that have not made the call: they may be able to make it at once."""
+        for peer in self._membership.members():
+            if peer.id not in self.requested[kind]:
+                self._outbox.send(peer, msg.RoundAwaits(self.present(kind)))
 
     def _complete(self, kind: RoundKind) -> None:
         members, requested = self._membership.members(), self.requested[kind]

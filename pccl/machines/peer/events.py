@@ -258,6 +258,11 @@ class LeftAdmitted:
 
 
 @dataclass(frozen=True, slots=True)
+class LeavesSoon:
+    """This peer will leave the run soon: from now on, members are notified of its rounds."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; ``progress`` is the progress of started operations."""
 
@@ -279,7 +284,7 @@ PeerEvent = (
     CallersAsked | Close | ControlOpened | ControlMessage | ControlClosed | LinkChanged |
     LinkMeasurements | AddressTried | ReduceDone | NotFinite | ResultFetched | SyncStarved |
     ComparisonDone | PrefetchDone | HoldingsKnown | LeftCommitted | LeftAnswered | LeftFailed |
-    LeftAdmitted | Tick
+    LeftAdmitted | LeavesSoon | Tick
 )  # fmt: skip
 
 # -- effects -----------------------------------------------------------------------------------

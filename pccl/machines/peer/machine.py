@@ -239,6 +239,19 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                 self.control.prefetched()
             case ev.HoldingsKnown(operation, lost, complete):
                 self.out.send(msg.Holdings(operation, lost, complete))
+            case ev.LeftCommitted() | ev.LeftFailed() | ev.LeftAnswered() | ev.LeftAdmitted():
+                self._left(event)
+            case ev.LeavesSoon():
+                self.rounds.hurry()
+            case ev.Tick(progress, blocked, busy_ns, step, loss, figures):
+                self.heartbeats.reports = step, loss, figures
+                self._tick(progress, self._is_blocked(blocked), busy_ns)
+
+    def _left(
+        self, event: ev.LeftCommitted | ev.LeftFailed | ev.LeftAnswered | ev.LeftAdmitted
+    ) -> None:
+        """Process that a caller left before it saw the end of its call."""
+        match event:
             case ev.LeftCommitted(operation):
                 self.collectives.left_committed(operation)
             case ev.LeftFailed(error):
@@ -250,9 +263,6 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                 # The other members would wait for a member that makes no calls.
                 if self.standing is Standing.MEMBER:
                     self._lose(words.left_join("the caller left"), goodbye=True)
-            case ev.Tick(progress, blocked, busy_ns, step, loss, figures):
-                self.heartbeats.reports = step, loss, figures
-                self._tick(progress, self._is_blocked(blocked), busy_ns)
 
     def _hear(self, message: msg.Message) -> None:
         """Process a message of the master."""

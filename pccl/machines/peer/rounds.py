@@ -66,6 +66,8 @@ class OpenRounds:
         """The round in which the members can admit newcomers."""
         self._admission_unused = False
         """Whether the round that admitted this peer satisfies the next ``update_topology``."""
+        self._leaves = False
+        """Whether this peer will leave the run soon."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -119,7 +121,7 @@ class OpenRounds:
         elif current is None:
             round_id = RoundId(kind, self._counts[kind])
             current = self._open[kind] = OpenRound(round_id, event.call, quorum=event.quorum)
-            self._out.send(msg.RoundRequest(current.id, event.quorum))
+            self._request(current)
         elif current.call is not None:
             self._out.raise_(event.call, words.same_call_twice(kind.call_name))
         else:
@@ -234,7 +236,15 @@ class OpenRounds:
         """Request the unanswered rounds again."""
         for current in self._open.values():
             if current.answer is None:
-                self._out.send(msg.RoundRequest(current.id, current.quorum))
+                self._request(current)
+
+    def hurry(self) -> None:
+        """Let the master notify the members that are missing in this peer's rounds from now on."""
+        self._leaves = True
+        self.repeat()
+
+    def _request(self, current: OpenRound) -> None:
+        self._out.send(msg.RoundRequest(current.id, current.quorum, self._leaves))
 
     def _return(self, current: OpenRound, answer: msg.RoundClosed) -> None:
         assert current.call is not None

@@ -135,8 +135,8 @@ def test_every_message_type_round_trips(kind: type[Any], data: st.DataObject) ->
 
 def test_a_message_on_the_wire_byte_by_byte() -> None:
     message = msg.RoundRequest(RoundId(RoundKind.PEERS_PENDING, 300))
-    body = bytes.fromhex("92 92 02 cd012c c0")
-    prefix = bytes.fromhex("07000005") + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
+    body = bytes.fromhex("93 92 02 cd012c c0 c2")
+    prefix = bytes.fromhex("08000005") + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
     assert encode(message) == prefix + struct.pack("<I", zlib.crc32(prefix)) + body
     refused = msg.Refused(RemovalCause.SILENT, "é")
     assert taken(encode(refused)) == (0x43, bytes.fromhex("94 04 a2 c3a9 00 00"))
@@ -258,7 +258,7 @@ def _fill_samples() -> None:
             [["cosine", 0.25]],
             8,
         ],
-        msg.RoundRequest: [5, [1, 0], quorum],
+        msg.RoundRequest: [5, [1, 0], quorum, False],
         msg.OperationRequest: [
             6,
             op,
@@ -387,9 +387,9 @@ def asked(
         (pack(65, [[1, "h", 9, 0, "", bytes(33), ["h"]]], []), "byte string has 33 bytes, over 32"),
         (pack(10, 1, 1, "", None, 0), "not bool"),
         (pack(10, 1, True, "", None, 5), "5 is not a LinkPath"),
-        (pack(5, [4, 0], None), "not a RoundKind"),
-        (pack(5, [True, 0], None), "not a RoundKind"),
-        (pack(5, 3, None), "not a list"),
+        (pack(5, [4, 0], None, False), "not a RoundKind"),
+        (pack(5, [True, 0], None, False), "not a RoundKind"),
+        (pack(5, 3, None, False), "not a list"),
         (asked([99, 0, 8, 1, 0, [0, 0, False], 0, False, False, False]), "not a DataType"),
         (asked([10, 0, 8, 1, 0, [99, 0, False], 0, False, False, False]), "not a WireFormat"),
         (asked([10, 0, 8, 1, 0, [1, 65537, False], 0, False, False, False]), "0 to 65536"),

@@ -321,3 +321,27 @@ def test_after_a_guard_all_samples_are_read_again() -> None:
     entered = Entered(2, 5, is_open=False, applied=(), is_reset=True)
     assert bench.trainer.read_on(entered, PeerLease(((0, 20),))) == entered
     assert reader.issue().tolist() == [0]
+
+
+def test_what_is_handed_over_is_all_work() -> None:
+    """One round is in flight, each fragment gets one, and one of them went on without it."""
+    bench = Bench(4, fragments=2, delay=3)
+    bench.step()
+    bench.step()
+    assert bench.contributed == [(0, 2.0, [2.0, 2.0])]
+    bench.step()
+    bench.answers = {0: (90.0, True), 1: (80.0, False), 2: (70.0, True), 3: (60.0, True)}
+    bench.carry_out(bench.trainer.hand_over())
+    assert bench.contributed[1:] == [
+        (1, 3.0, [3.0, 3.0]),
+        (2, 1.0, [1.0, 1.0]),
+        (3, 3.0, [3.0, 3.0]),
+    ]
+    assert not bench.trainer.pipeline.has_work
+    assert not bench.trainer.pipeline.in_flight()
+
+
+def test_nothing_is_handed_over_without_work() -> None:
+    bench = Bench(2)
+    bench.carry_out(bench.trainer.hand_over())
+    assert bench.contributed == []

@@ -52,8 +52,13 @@ class Alone:
     peer_id: int = 1
     others: int = 0
     is_closed: bool = False
+    is_awaited: bool = False
+    is_leaving: bool = False
     steps: list[int] = field(default_factory=lambda: [])
     consumers: list[Callable[[Any], object]] = field(default_factory=lambda: [])
+
+    def expect_notice(self, has_work: Callable[[], bool]) -> None:
+        assert not has_work()
 
     def report_step(self, step: int, *, figures: dict[str, float]) -> None:
         assert set(figures) <= {"own norm", "mean norm", "outer step", "cosine", "noise scale"}

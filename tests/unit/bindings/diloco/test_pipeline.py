@@ -535,3 +535,60 @@ def test_an_entry_ends_what_was_late() -> None:
     assert pipeline.is_behind(1.0)
     pipeline.enter(1, 1.0, is_open=False)
     assert not pipeline.is_behind(1.0)
+
+
+# -- without a quorum ------------------------------------------------------------------------------
+
+
+def hurried(pipeline: Pipeline, now_s: float = 0.0) -> list[Due]:
+    return pipeline.step(1.0, now_s, is_awaited=True, has_quorum=False)
+
+
+def test_a_round_begins_early_for_a_member_that_leaves_and_later_ones_as_ever() -> None:
+    pipeline = entered(3, delay=1)
+    assert hurried(pipeline) == [launch(0, 0, 1.0)]
+    assert (pipeline.run_steps, pipeline.steps) == (1, 1)
+    assert [stepped(pipeline) for _ in range(5)] == [
+        [merge(0, 0)],
+        [],
+        [],
+        [],
+        [launch(1, 0, 5.0)],
+    ]
+    assert (pipeline.run_steps, pipeline.steps) == (6, 6)
+
+
+def test_a_round_that_is_due_begins_as_ever_for_a_member_that_leaves() -> None:
+    pipeline = entered(2)
+    assert stepped(pipeline) == []
+    assert hurried(pipeline) == [launch(0, 0, 2.0), merge(0, 0)]
+    pipeline.merged(0, 0.0, kept=1.0)
+    assert [stepped(pipeline) for _ in range(2)] == [[], [launch(1, 0, 2.0), merge(1, 0)]]
+
+
+def test_a_time_budget_restarts_with_a_round_that_begins_early() -> None:
+    pipeline = entered("10s")
+    assert hurried(pipeline, 4.0) == [launch(0, 0, 1.0), merge(0, 0)]
+    pipeline.merged(0, 4.0, kept=1.0)
+    assert stepped(pipeline, 13.0) == []
+    assert stepped(pipeline, 14.0) == [launch(1, 0, 2.0), merge(1, 0)]
+
+
+def test_work_after_early_rounds_is_in_the_final_rounds() -> None:
+    pipeline = entered(4, fragments=2)
+    assert pipeline.last_number == 1
+    for _ in range(2):
+        stepped(pipeline)
+    for due in (launch(1, 1, 3.0), launch(2, 0, 2.0)):
+        assert hurried(pipeline)[0] == due
+        pipeline.merged(due.number, 0.0, kept=1.0)
+    assert (pipeline.run_steps, pipeline.number, pipeline.last_number) == (4, 3, 5)
+    resumed = Pipeline(schedule(4, 2, 0))
+    resumed.resume(pipeline.position(), 0.0)
+    assert resumed.last_number == 5
+    for _ in range(4):
+        stepped(pipeline)
+    assert (pipeline.run_steps, pipeline.number, pipeline.last_number) == (8, 4, 6)
+    for _ in range(2):
+        stepped(pipeline)
+    assert (pipeline.run_steps, pipeline.number, pipeline.last_number) == (10, 5, 5)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
@@ -12,6 +13,7 @@ torch: Any = pytest.importorskip("torch")
 
 from pccl.bindings.diloco.joint_caller import JointCaller  # noqa: E402
 from pccl.bindings.diloco.model.local_model import LocalModel  # noqa: E402
+from pccl.bindings.diloco.pipeline import Launch  # noqa: E402
 from pccl.bindings.diloco.replica_calls import JointNews  # noqa: E402
 from pccl.bindings.diloco.rounds import (  # noqa: E402
     Average,
@@ -57,6 +59,7 @@ class OneModel:
     """A model of one fragment."""
 
     buffers = None
+    shards = 1
 
     def __init__(self) -> None:
         self.parts = (WholeModel(),)
@@ -73,7 +76,8 @@ class ScriptedCaller:
         self.queue: list[JointNews] = []
         self.on_wait = on_wait
         self.contributions: list[Contribution] = []
-        self.is_awaited = self.has_quorum = False
+        self.on_settled: Callable[[], None] = lambda: None
+        self.is_awaited = self.has_quorum = self.is_leaving = self.is_closed = False
 
     def tell(self, notice: Notice, at_s: float = 0.0) -> None:
         self.queue.append(JointNews(notice, at_s, [torch.zeros(1)]))
@@ -92,11 +96,22 @@ class ScriptedCaller:
     def put(self, contribution: Contribution) -> None:
         self.contributions.append(contribution)
 
+    def expect_notice(self, has_work: Callable[[], bool]) -> None:
+        assert not has_work()
+
+    def close(self, *, abandon: bool) -> None:
+        self.is_closed = not abandon
+
+    @contextmanager
+    def settled(self) -> Generator[None]:
+        self.on_settled()
+        yield
+
 
 class Trained:
-    """A replica that makes a round in every inner step, among these contributors."""
+    """A replica that makes a round every few inner steps, among these contributors."""
 
-    def __init__(self, delay: int = 0) -> None:
+    def __init__(self, delay: int = 0, sync_steps: int = 1) -> None:
         self.heard: list[Event] = []
         self.heard_before_waiting: list[Event] = []
         self.contributors: tuple[int, ...] = (MINE,)
@@ -106,7 +121,8 @@ class Trained:
         self.listen: Callable[[Event], None] = self.heard.append
         self.events = EventQueue(lambda event: self.listen(event))
         caller = cast("JointCaller", self.caller)
-        self.driver = TrainingDriver(Schedule(1, 1, 0.0, delay), model, 0.0, caller, self.events)
+        schedule = Schedule(1, sync_steps, 0.0, delay)
+        self.driver = TrainingDriver(schedule, model, 0.0, caller, self.events)
         self.caller.tell(Entered(1, 0, is_open=False, applied=()))
         self.driver.enter()
 
@@ -277,3 +293,36 @@ def test_the_noise_scale_of_drawn_vectors() -> None:
     drawn = 1 + 3 * torch.randn(4, 50_000, generator=torch.Generator().manual_seed(1))
     found = noise_scale(drawn[0].norm().item(), drawn.mean(0).norm().item(), 4.0)
     assert found == pytest.approx(9.0, rel=0.05)
+
+
+def test_a_sharded_replica_without_a_quorum_never_launches_early() -> None:
+    """Its processes launch after the same step, and would have to ask each other in each one."""
+    for shards, rounds in ((1, 1), (2, 0)):
+        one = Trained(sync_steps=5)
+        one.model.shards = shards
+        one.caller.is_awaited = True
+        one.step()
+        assert len(one.caller.contributions) == rounds
+
+
+def test_work_is_handed_over_again_if_a_member_that_returned_reverted_it() -> None:
+    one = Trained(sync_steps=5)
+    one.step()
+    assert one.driver.has_work()
+    reverted = [Entered(2, 0, is_open=False, applied=())]
+
+    def settle() -> None:
+        if one.caller.contributions and reverted:
+            one.driver.trainer.pipeline.carry(Launch(0, 0, 1.0))
+            one.caller.tell(reverted.pop())
+
+    one.caller.on_settled = settle
+    one.driver.leave_if_asked()
+    assert one.driver.has_work(), "there was no notice"
+    one.caller.is_leaving = True
+    with pytest.raises(SystemExit) as left:
+        one.driver.leave_if_asked()
+    assert left.value.code == 0
+    assert one.caller.is_closed
+    assert [given.weight for given in one.caller.contributions] == [1.0, 1.0]
+    assert not one.driver.has_work()

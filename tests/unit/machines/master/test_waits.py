@@ -95,3 +95,13 @@ def test_waits_of_a_collective(master: MasterStage) -> None:
     last = "its last was are_peers_pending, 5.2 s ago"
     whom = f"peer 3 at 10.0.0.3 (in no call; {last})"
     assert waits(master, 5.25) == [(1, 5, whom), (2, 5, whom)]
+
+
+def test_a_peer_that_leaves_soon_lets_the_missing_members_be_notified() -> None:
+    master = MasterStage().new(3)
+    assert told(master.hear(1, msg.RoundRequest(PENDING)), msg.RoundAwaits) == []
+    master.hear(2, msg.RoundRequest(PENDING))
+    again = master.hear(1, msg.RoundRequest(PENDING, leaves=True))
+    assert told(again, msg.RoundAwaits) == [(3, msg.RoundAwaits(PENDING))]
+    last = master.hear(3, msg.RoundRequest(PENDING, leaves=True))
+    assert told(last, msg.RoundAwaits) == []

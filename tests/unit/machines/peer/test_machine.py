@@ -110,3 +110,13 @@ def test_newcomers_wait_until_the_next_round_of_members() -> None:
     assert not machine.newcomers_wait
     stage.do(msg.RoundClosed(present, 1, True, sequence=1))
     assert not machine.newcomers_wait
+
+
+def test_the_rounds_of_a_peer_that_leaves_soon_are_urgent() -> None:
+    stage = PeerStage().member()
+    asked = sent(stage.do(ev.RoundCall(9, RoundKind.UPDATE_TOPOLOGY)))
+    (update,) = (one.round for one in asked if isinstance(one, msg.RoundRequest))
+    assert sent(stage.do(ev.LeavesSoon())) == [msg.RoundRequest(update, leaves=True)]
+    pending = RoundId(RoundKind.PEERS_PENDING, 0)
+    later = stage.do(ev.RoundCall(10, RoundKind.PEERS_PENDING))
+    assert sent(later) == [msg.RoundRequest(pending, leaves=True)]
