@@ -459,6 +459,10 @@ says("doubt_taken_for_applied", Ledger, "has_applied", True)
 # A process that was cut off in a reduce takes its work for lost.
 says("doubt_taken_for_lost", Ledger, "has_applied", False)
 
+# A process that leaves soon hands over only the work that is in flight.
+says("work_left_behind", Pipeline, "has_work", answer=False)
+
+
 # A process forgets its work in flight when it enters the run again.
 says("flights_forgotten", Pipeline, "in_flight", ())
 

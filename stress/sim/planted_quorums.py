@@ -1,4 +1,4 @@
-"""Planted bugs of calls with a quorum, of exchanges, pulls and samples; see ``planted``.
+"""Planted bugs of calls with a quorum, of exchanges, pulls, samples and notices; see ``planted``.
 
 Members that a call goes on without are in no trace of it. So each bug breaks what the others, a
 later master or the late call itself must do for them.
@@ -150,6 +150,12 @@ def quorum_of_all_groups(quorum: Any, rounds: JointRounds, kind: Any) -> Any:
         return None
     last = next(reversed(quorums.values()))
     return last if len(requested) >= last.of(len(members)) else None
+
+
+@does(JointRounds, "request")
+def leaving_not_told(request: Any, *args: Any, leaves: bool) -> None:
+    """The master does not notify members of the rounds of a process that leaves soon."""
+    request(*args, leaves=False)
 
 
 @does(ExchangeTransfer, "_keep")

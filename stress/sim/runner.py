@@ -16,6 +16,7 @@ from pccl.stress.sim.checkers.guards import GuardCheckers
 from pccl.stress.sim.checkers.outcomes import Checkers, Violation
 from pccl.stress.sim.checkers.state import StateCheckers
 from pccl.stress.sim.checkers.training import TrainingCheckers
+from pccl.stress.sim.checkers.turns import Departures
 from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.faults.master import MasterDeath
 from pccl.stress.sim.loop import Deadlock, OutOfTime, VirtualLoop
@@ -83,6 +84,7 @@ class Simulation:
             checkers.training = TrainingCheckers(
                 scenario.training, axes, checkers.done, self.excuses
             )
+            checkers.departures = Departures(checkers, scenario.latency_ns)
         self._errors: list[BaseException | str] = []
         self._rng = Random(f"{scenario.seed}/starts")
         self.stage = Stage(

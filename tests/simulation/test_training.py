@@ -62,14 +62,14 @@ def test_no_seed_breaks_a_promise() -> None:
 
 
 def play(seed: int) -> Verdict:
-    """Run a recorded seed, whose rounds wait for all processes."""
-    return run_scenario(draw_to_train(seed, quorums=False))
+    """Run a recorded seed, whose rounds wait for all processes, which all stay."""
+    return run_scenario(draw_to_train(seed, quorums=False, drains=False))
 
 
 def quiet(mode: Mode) -> Scenario:
     """Some processes that train in this mode, and nothing goes wrong."""
     for seed in range(1000):
-        drawn = draw_to_train(seed, quorums=False)
+        drawn = draw_to_train(seed, quorums=False, drains=False)
         training = drawn.training
         assert training is not None
         if training.mode is mode and drawn.peers > 2 and not drawn.late_peers:
@@ -153,7 +153,7 @@ def test_what_has_failed_once(seed: int) -> None:
 @pytest.mark.parametrize("seed", [289, 506])
 def test_a_map_that_takes_long_arrives(seed: int) -> None:
     """In narrow windows it took longer than silence is borne, and nobody ever received it."""
-    drawn = draw_to_train(seed, quorums=False)
+    drawn = draw_to_train(seed, quorums=False, drains=False)
     verdict = run_scenario(replace(drawn, faults=(), window_bytes=600))
     assert verdict.violation is None
     assert verdict.done["round"] > 5
@@ -161,7 +161,7 @@ def test_a_map_that_takes_long_arrives(seed: int) -> None:
 
 def all_but_one_frozen(seed: int, eighths: float) -> Scenario:
     """They are removed, and come back to the one."""
-    drawn = draw_to_train(seed, quorums=False)
+    drawn = draw_to_train(seed, quorums=False, drains=False)
     when_ns = round(drawn.stop_ns / 8 * eighths)
     return replace(
         drawn,
@@ -202,7 +202,7 @@ def test_a_round_that_one_has_opened_is_called_off_by_most() -> None:
 
 def test_who_missed_a_round_does_not_take_it_back() -> None:
     """Most are frozen; the others commit a round, and are frozen before they synchronize."""
-    drawn = draw_to_train(4, quorums=False)
+    drawn = draw_to_train(4, quorums=False, drains=False)
     assert drawn.training is not None
     training = replace(
         drawn.training,
@@ -307,6 +307,39 @@ def test_a_planted_bug_is_seen(bug: str) -> None:
     assert verdict.violation is not None
     assert not verdict.violation.startswith("TypeError"), "the bug no longer fits the library"
     assert verdict.story
+
+
+def leaving(mode: Mode) -> Scenario:
+    """A quiet run with rounds that are rare, in which some processes get notice."""
+    drawn = quiet(mode)
+    assert drawn.training is not None
+    sync_s = 0.2 if mode is Mode.BUDGET else 0.0
+    training = replace(drawn.training, sync_steps=0 if sync_s else 60, sync_s=sync_s)
+    training = replace(training, stops=0.0, drains=0.5, shards=1)
+    return replace(drawn, groups=1, training=training)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_processes_that_get_notice_hand_over_their_work_before_the_next_round(mode: Mode) -> None:
+    verdict = run_scenario(leaving(mode))
+    assert verdict.violation is None
+    assert verdict.done["drained"] > 0
+    assert verdict.done["round for a leaving process"] > 0
+    assert verdict.done.get("training: Evicted", 0) == 0
+
+
+def test_members_that_do_not_hear_of_a_leaving_process_are_seen() -> None:
+    with planted("leaving_not_told"):
+        verdict = run_scenario(leaving(Mode.SYNCHRONOUS))
+    assert verdict.violation is not None
+    assert "leaves, and waits" in verdict.violation
+
+
+def test_work_that_a_leaving_process_leaves_behind_is_seen() -> None:
+    with planted("work_left_behind"):
+        verdict = run_scenario(leaving(Mode.SYNCHRONOUS))
+    assert verdict.violation is not None
+    assert "is left over at the end" in verdict.violation
 
 
 def test_shards_with_a_quorum_admit_newcomers_between_rounds() -> None:

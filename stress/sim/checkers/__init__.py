@@ -12,6 +12,6 @@
 * ``state``: checks the synchronization of shared state.
 * ``training``: checks rounds, synchronizations and the work of processes that train.
 * ``samples``: checks that each sample is in the model once, and that the ledger says so.
-* ``turns``: checks that a process takes part in rounds again after it was late.
+* ``turns``: checks that a process takes part in rounds after it was late, or for one that leaves.
 * ``residual``: checks that members pay back the rounding error of compressed rounds once.
 """

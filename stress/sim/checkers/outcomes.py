@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pccl.stress.sim.checkers.guards import GuardCheckers
     from pccl.stress.sim.checkers.state import StateCheckers
     from pccl.stress.sim.checkers.training import TrainingCheckers
+    from pccl.stress.sim.checkers.turns import Departures
     from pccl.stress.sim.process import PeerProcess
     from pccl.stress.sim.store.checker import StoreChecker
 
@@ -90,6 +91,8 @@ class Checkers:
         """Checks calls to the run's store; None: nobody calls it."""
         self.training: TrainingCheckers | None = None
         """Checks processes that train; None: no process trains."""
+        self.departures: Departures | None = None
+        """Checks members of processes that leave soon; None: no process trains."""
         self.before_goodbye: Callable[[PeerProcess, Sleep], Coroutine[Any, Any, None]] = _pass
         """Checks the links of a process that has finished and is still a member."""
         self._scenario = scenario

@@ -6,11 +6,15 @@
 
 A nap excuses rounds until the process takes part again, and a fault of its links or of the master
 excuses all. Without grace, or with too little of it for the network, the members wait for nobody.
+
+``Departures`` checks that members hear of the rounds in which a leaving process waits: without a
+fault, a member that ends an inner step and has no round open begins that round at once.
 """
 
 from __future__ import annotations
 
-from pccl.stress.sim.checkers.outcomes import Violation
+from pccl.protocol.types import PeerId
+from pccl.stress.sim.checkers.outcomes import Checkers, Violation
 from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
@@ -18,6 +22,8 @@ from pccl.stress.sim.process import PeerProcess
 _LATENCIES = 16
 """A grace of so many latencies is enough for members that call at once."""
 _MISSES_MAX = 2
+_NEWS_LATENCIES = 8
+"""So many latencies after a request, all members have heard of it."""
 
 
 class Turns:
@@ -87,3 +93,41 @@ class Turns:
             if self._misses > _MISSES_MAX and hesitated and not self._is_excused:
                 raise Violation(f"{name}: it was late for round {number} for no reason, again")
         self._could_ns, self._was_in_time = None, False
+
+
+class Departures:
+    """The processes of one run that leave soon.
+
+    Args:
+        checkers: tells which processes a fault may delay.
+        latency_ns: latency of the network.
+    """
+
+    def __init__(self, checkers: Checkers, latency_ns: int) -> None:
+        self._checkers = checkers
+        self._patience_ns = _NEWS_LATENCIES * latency_ns
+        self._waiting: dict[tuple[bytes, PeerId], tuple[str, int]] = {}
+        """Run and id of a leaving process -> its name, and since when it waits in a round."""
+
+    def waits(self, process: PeerProcess, now_ns: int) -> None:
+        """Record that a leaving process has requested a round."""
+        self._waiting[process.run, process.peer] = process.name, now_ns
+
+    def goes_on(self, process: PeerProcess) -> None:
+        """Record that it waits no longer."""
+        self._waiting.pop((process.run, process.peer), None)
+
+    def stepped(self, process: PeerProcess, now_ns: int, *, is_awaited: bool) -> None:
+        """Check a member that has ended an inner step, and has no round open.
+
+        Args:
+            process: the member.
+            now_ns: current time, in ns.
+            is_awaited: whether it knows that others wait for it.
+        """
+        self._checkers.done["round for a leaving process"] += is_awaited
+        for (run, _), (name, since_ns) in self._waiting.items():
+            excused = any(map(self._checkers.may_be_late, (name, process.name)))
+            is_late = run == process.run and now_ns - since_ns > self._patience_ns
+            if is_late and not is_awaited and not excused:
+                raise Violation(f"{process.name}: it does not know that {name} leaves, and waits")

@@ -26,17 +26,20 @@ _STEPS = 120
 """Inner steps of the fastest process in the busy part of such a run."""
 
 
-def draw_to_train(seed: int, *, quorums: bool = True) -> Scenario:
+def draw_to_train(seed: int, *, quorums: bool = True, drains: bool = True) -> Scenario:
     """Draw the scenario of ``seed`` in which processes train.
 
     Network, deadlines and faults are drawn as in ``draw``, but no process is impatient, interrupted
     or lied to. Runs with a quorum take longer, and some processes nap, or have a slow pace. Without
-    ``quorums``, all rounds wait for all processes.
+    ``quorums``, all rounds wait for all processes. Without ``drains``, no process gets notice to
+    leave.
     """
     plain = draw(seed, quorums=False)
     peers = min(plain.peers, _TRAINERS_MAX)
     late_peers = min(plain.late_peers, peers - 2)
     training = draw_training(seed, plain.latency_ns)
+    if not drains:
+        training = replace(training, drains=0.0)
     if peers < 2 * training.shards:
         training = replace(training, shards=1)
     if training.shards > 1:

@@ -34,9 +34,7 @@ from pccl.bindings.diloco.rounds import (
 from pccl.protocol.errors import DeadlineExceeded, MembershipError, PCCLError, ResyncRequired
 from pccl.protocol.shared_state import ResumePolicy, SharedStateSyncStrategy, SyncPurpose
 from pccl.protocol.types import NS_PER_S, RoundKind
-from pccl.runtime.requests import JoinRequest, RunRequest
-from pccl.runtime.state.memory.fetched import FetchedPieces
-from pccl.runtime.state.running_prefetch import PrefetchRequest
+from pccl.runtime.requests import RunRequest
 from pccl.runtime.state.sync import SyncOptions
 from pccl.stress.sim.checkers.in_run import InRun
 from pccl.stress.sim.checkers.outcomes import Sleep, Violation
@@ -44,9 +42,9 @@ from pccl.stress.sim.checkers.training import Contents, Held
 from pccl.stress.sim.checkers.turns import Turns
 from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
-from pccl.stress.sim.workloads.application import Application, join, name_of, patience_s
+from pccl.stress.sim.workloads.application import Application, name_of, patience_s
 from pccl.stress.sim.workloads.joint_task import CallsEnded, JointTask, WaitInterrupted
-from pccl.stress.sim.workloads.pauses import Breaks, ReplicaPauses
+from pccl.stress.sim.workloads.pauses import Breaks, GivenNotice, ReplicaPauses
 from pccl.stress.sim.workloads.toy_model import ToyOuter, ToyReplica, whole
 from pccl.stress.sim.workloads.training_plan import LIVES_MAX
 from pccl.stress.sim.workloads.training_reduces import TrainingReduces
@@ -127,6 +125,7 @@ class TrainingLife:
         if old is not None:
             self._resume(old)
         self._breaks = Breaks(parts, process.name, self._steps, sleep)
+        self._notice = GivenNotice(parts, process, self._breaks)
         self._turns = Turns(parts, process)
 
     def _resume(self, old: TrainingLife) -> None:
@@ -187,7 +186,7 @@ class TrainingLife:
         await self._joint.until(lambda: bool(self._joint.news))
         self._hear()
         await self._do(self._trainer.begin())
-        while not (self._time_is_up and self._is_at_end_of_period):
+        while not self._breaks.may_end(self._trainer.pipeline):
             await self._breaks.compute(self._step_ns)
             await self._nap()
             self._joint.check()
@@ -204,7 +203,12 @@ class TrainingLife:
             self._steps += 1
             self._outer.inner_steps = self._steps
             self._training_checkers.may_be_offered.add(self._steps)
-            await self._do(self._trainer.step(weight, is_awaited=self._is_awaited))
+            self._notice.stepped(self._steps, self._step_ns)
+            how = {"is_awaited": self._is_awaited, "has_quorum": self._scenario.quorum is not None}
+            await self._do(self._trainer.step(weight, **how))
+            if self._steps == self._breaks.drains_at:
+                await self._hand_over()
+                return
             if self._steps == self._breaks.stops_at:
                 await self._joint.until(lambda: self._joint.is_idle)
                 self._hear()
@@ -217,6 +221,18 @@ class TrainingLife:
         if self._steps > self._steps_at_entry:
             self._training_checkers.finished(self._who, self._replica)
 
+    async def _hand_over(self) -> None:
+        """Hand over all work, as ``TrainingDriver.leave_if_asked`` does."""
+        self._notice.give()
+        while self._trainer.pipeline.has_work or self._trainer.pipeline.has_flights:
+            while not await self._do(self._trainer.hand_over()):
+                pass
+            await self._joint.until(lambda: self._joint.is_idle)
+            self._hear()
+        self._checkers.done["drained"] += 1
+        self._replica.returned.clear()  # nothing may be left of them
+        self._training_checkers.finished(self._who, self._replica)
+
     async def _nap(self) -> None:
         if self._breaks.is_nap_due():
             self._turns.naps()
@@ -224,10 +240,10 @@ class TrainingLife:
 
     @property
     def _is_awaited(self) -> bool:
-        """Whether members wait for the next round of this process, as ``JointCaller`` decides."""
-        if self._scenario.quorum is None:
-            return False
+        """Whether members wait for this process's next round, as ``TrainingDriver`` decides."""
         asked, is_idle = self._engine.machine.is_awaited, self._joint.is_idle
+        if self._scenario.quorum is None:
+            return self._training.shards == 1 and self._notice.awaits(is_idle=is_idle)
         self._turns.stepped(is_awaited=asked, is_idle=is_idle)
         awaited = is_idle and asked
         behind = not awaited and self._trainer.is_behind()
@@ -238,12 +254,6 @@ class TrainingLife:
     @property
     def _now_s(self) -> float:
         return self._process.clock.now_ns() / NS_PER_S
-
-    @property
-    def _is_at_end_of_period(self) -> bool:
-        """Whether the last fragment's round has just begun. Then an end now loses no work."""
-        position = self._trainer.pipeline.position()
-        return not position["since"] and position["number"] % self._training.fragments == 0
 
     @property
     def _time_is_up(self) -> bool:
@@ -353,14 +363,14 @@ class TrainingLife:
     async def _make(self, effect: Effect) -> object:
         match effect:
             case Connect(again):
-                await self._connect(again=again)
-                return self._members()
+                await self._reduces.connect(again=again)
+                return self._pauses.members()
             case Update():
                 quorum, began_ns = self._scenario.quorum, self._loop.now_ns()
                 asked = RunRequest(RoundKind.UPDATE_TOPOLOGY, patience_s(self._scenario), quorum)
-                await self._engine.round(asked)
+                await self._notice.round(asked)
                 self._turns.updated(began_ns)
-                return self._members()
+                return self._pauses.members()
             case Sync():
                 return await self._sync()
             case Take():
@@ -378,18 +388,6 @@ class TrainingLife:
                 await self._sleep(self._pauses.next_ns(effect))
                 self._joint.is_closing |= self._time_is_up or self._pauses.is_replica_gone
                 return self._joint.is_closing
-
-    async def _connect(self, *, again: bool) -> None:
-        memory, replay = self._outer.memory, None if again else self._reduces.replay
-        prefetch = PrefetchRequest(memory, FetchedPieces(memory, 1 << 20), on_reduction=replay)
-        request = JoinRequest(100, prefetch=prefetch, timeout_s=patience_s(self._scenario))
-        await join(self._process, request)
-
-    def _members(self) -> Members:
-        roster = self._engine.roster
-        assert roster is not None
-        ids = tuple(member.peer for member in roster.members)
-        return Members(self._process.peer, ids, self._pauses.are_whole(roster))
 
     async def _sync(self) -> Members:
         outer, process = self._outer, self._process
@@ -425,7 +423,7 @@ class TrainingLife:
             outer.contents(),
         )
         # Members that were late synchronize by themselves.
-        ids = result.members if self._scenario.quorum is None else self._members().ids
+        ids = result.members if self._scenario.quorum is None else self._pauses.members().ids
         return Members(process.peer, ids, run=operation.run)
 
     async def _take(self, take: Take) -> Contribution | NewcomersWait | None:

@@ -27,6 +27,7 @@ _IS_EAGER = 0.5
 _MIXES = 0.5
 _IS_INTERRUPTED = 0.3
 _STOPS = 0.2
+_DRAINS = 0.3
 _BLOCK = 32
 _SPARSE_BLOCKS = (128, 3200)
 """Half of the values are kept, or one in fifty."""
@@ -83,6 +84,8 @@ class TrainingPlan:
     stops: float = 0.0
     """Probability that a process saves a checkpoint after some steps, and leaves; the next process
     that joins continues from it."""
+    drains: float = 0.0
+    """Probability that a process gets notice after some steps, hands over its work and leaves."""
     extras: bool = False
     """Whether the model has buffers, and the inner optimizer a state for late peers."""
     shards: int = 1
@@ -158,6 +161,7 @@ def draw_training(seed: int, latency_ns: int) -> TrainingPlan:
     overlaps = 0 < delay < sync_steps
     compression = _draw_compression(seed)
     lease, samples = _draw_samples(seed)
+    shards = 2 if Random(f"{seed}/shards").random() < _HAS_SHARDS else 1
     return TrainingPlan(
         mode=mode,
         fragments=fragments,
@@ -178,7 +182,8 @@ def draw_training(seed: int, latency_ns: int) -> TrainingPlan:
         interrupts=_IS_INTERRUPTED if Random(f"{seed}/interrupts").random() < 0.5 else 0.0,
         stops=_STOPS if Random(f"{seed}/stops").random() < 0.5 else 0.0,
         mixing=0.5 if overlaps and Random(f"{seed}/mixing").random() < _MIXES else 0.0,
-        shards=2 if Random(f"{seed}/shards").random() < _HAS_SHARDS else 1,
+        drains=_DRAINS if shards == 1 and Random(f"{seed}/drains").random() < 0.5 else 0.0,
+        shards=shards,
     )
 
 

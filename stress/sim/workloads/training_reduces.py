@@ -14,14 +14,16 @@ from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import PCCLError, TooFewPeers
 from pccl.protocol.types import PeerId, ReduceOp
 from pccl.runtime.collective.operand import borrow
-from pccl.runtime.requests import ReduceRequest
+from pccl.runtime.requests import JoinRequest, ReduceRequest
+from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.replay import ObservedReduction
+from pccl.runtime.state.running_prefetch import PrefetchRequest
 from pccl.stress.sim.checkers.in_run import InRun
 from pccl.stress.sim.checkers.training import Contents, contribution
 from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenarios.scenario import Slot
-from pccl.stress.sim.workloads.application import name_of
+from pccl.stress.sim.workloads.application import join, name_of, patience_s
 from pccl.stress.sim.workloads.inputs import Flaw, declared_norm, draw_flaw, spoil
 from pccl.stress.sim.workloads.toy_model import Doubles, Floats, ToyOuter, ToyReplica, Whole, whole
 
@@ -54,6 +56,7 @@ class TrainingReduces:
         self.last: tuple[InRun | None, Contents, list[Whole]] | None = None
         self.replays: Rounds | None = None
         self._replayed: Doubles | None = None
+        self._scenario = parts.scenario
         self._seed = parts.scenario.seed
         self._quorum = parts.scenario.quorum
         self._training = training
@@ -86,6 +89,13 @@ class TrainingReduces:
     def is_broken(self, given: Contribution) -> bool:
         """Whether the model has values that are not finite when it contributes to a round."""
         return self._flaw(given.number, given.weight)[0] is Flaw.NOT_FINITE
+
+    async def connect(self, *, again: bool) -> None:
+        """Join the run; the first time, replay the reduces of its members meanwhile."""
+        memory, replay = self._outer.memory, None if again else self.replay
+        prefetch = PrefetchRequest(memory, FetchedPieces(memory, 1 << 20), on_reduction=replay)
+        timeout_s = patience_s(self._scenario)
+        await join(self._process, JoinRequest(100, prefetch=prefetch, timeout_s=timeout_s))
 
     async def buffers(self, sums: Doubles, *, leads: bool) -> None:
         """Add up the buffers of all members."""

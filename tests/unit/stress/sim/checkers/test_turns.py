@@ -10,7 +10,7 @@ import pytest
 
 from pccl.protocol.types import Quorum
 from pccl.stress.sim.checkers.outcomes import Violation
-from pccl.stress.sim.checkers.turns import Turns
+from pccl.stress.sim.checkers.turns import Departures, Turns
 from pccl.stress.sim.faults.base import MS
 
 
@@ -108,3 +108,34 @@ def test_a_nap_excuses_it_until_it_takes_part() -> None:
     judged.step(is_awaited=True)
     with pytest.raises(Violation):
         judged.round(took_part=False)
+
+
+# -- for a process that leaves ---------------------------------------------------------------------
+
+LEAVING: Any = SimpleNamespace(run=b"run", peer=1, name="p0")
+MEMBER: Any = SimpleNamespace(run=b"run", peer=2, name="p1")
+ELSEWHERE: Any = SimpleNamespace(run=b"another", peer=2, name="p2")
+
+
+def judge(*late: str) -> Departures:
+    """A judge of a run with a latency of 1 ms, in which a process waits from the beginning."""
+    checkers: Any = SimpleNamespace(done=Counter[str](), may_be_late=late.__contains__)
+    departures = Departures(checkers, MS)
+    departures.waits(LEAVING, 0)
+    return departures
+
+
+def test_a_member_that_does_not_know_after_a_while_is_accused() -> None:
+    departures = judge()
+    departures.stepped(MEMBER, 8 * MS, is_awaited=False)
+    departures.stepped(MEMBER, 9 * MS, is_awaited=True)
+    with pytest.raises(Violation, match="p1: it does not know that p0 leaves, and waits"):
+        departures.stepped(MEMBER, 9 * MS, is_awaited=False)
+    departures.goes_on(LEAVING)
+    departures.stepped(MEMBER, 9 * MS, is_awaited=False)
+
+
+def test_members_of_another_run_and_faults_are_excused() -> None:
+    judge().stepped(ELSEWHERE, 99 * MS, is_awaited=False)
+    judge("p0").stepped(MEMBER, 99 * MS, is_awaited=False)
+    judge("p1").stepped(MEMBER, 99 * MS, is_awaited=False)
