@@ -323,7 +323,11 @@ def test_a_signal_reaches_each_peer_once(wanted: signal.Signals, start: type[Lau
         + f"done = []; signal.signal({int(wanted)}, end); print('pid', os.getpid())\n"
         + "while not done: time.sleep(0.01)"
     )
-    launch = start("-n", "3", "--", *PYTHON, source)
+    before = signal.signal(wanted, signal.SIG_DFL)  # nohup ignores SIGHUP, for children too
+    try:
+        launch = start("-n", "3", "--", *PYTHON, source)
+    finally:
+        signal.signal(wanted, before)
     pids = launch.pids(3)
     launch.process.send_signal(wanted)
     status, out, err = launch.finish()
