@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import re
 import sys
 import textwrap
 import threading
@@ -348,6 +349,10 @@ PROGRAMS = {
 }
 
 
+SLOW = r"WARNING pccl .* (has waited|waits no longer)"
+"""What a peer logs on a busy machine."""
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
@@ -357,4 +362,5 @@ def test_programs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("torch")
     script = PREAMBLE + textwrap.dedent(PROGRAMS[name])
     ended = run_to_end(sys.executable, *options, "-c", script, limit_s=2 * LIMIT_S)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    told = [line for line in ended.stderr.splitlines() if not re.search(SLOW, line)]
+    assert (ended.returncode, told) == (0, [])
