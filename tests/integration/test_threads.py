@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import re
+import socket
 import sys
 import textwrap
 import threading
