@@ -406,6 +406,8 @@ def _checked_tensor(tensor: Any, name: str) -> Array:
         raise ValueError(f"{name} is a nested tensor; pass its parts ({name}.unbind())")
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise TypeError(f"{name} is a {kind.__name__}; pass a plain tensor with its values")
+    if tensor._is_zerotensor():
+        raise TypeError(f"{name} holds no memory; pass a plain tensor of zeros")
     if tensor.device.type == "meta":
         raise ValueError(
             f"{name} is on meta and holds no values; create it on the CPU "

@@ -99,6 +99,7 @@ def settings(optimizer: Any) -> tuple[float, float]:
     return group["lr"], group["momentum"]
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter in")  # SequentialLR of torch 2.8
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_followed_scheduler_is_where_one_is_that_made_each_step(kind: str) -> None:
