@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TRAINERS := $(VENV)/.trainers
+DOCS := $(VENV)/.docs
+RELEASE := $(VENV)/.release
 # Node and pyright both come out of wheels; this keeps pyright from asking the index for news.
 PYRIGHT := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 
@@ -14,7 +16,7 @@ PYRIGHT := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-integrations quick check clean
+.PHONY: help demo test test-integrations quick check docs release-check clean
 
 help:
 	@echo 'make demo    set up $(VENV) and run the demo            (ARGS="..." for `pccl demo`)'
@@ -23,6 +25,8 @@ help:
 	@echo '             Chromium (PCCL_TEST_BROWSER=...), if there is one'
 	@echo 'make quick   the tests of a minute: unit, scenarios, packaging'
 	@echo 'make check   ruff, formatting, mypy and pyright, both strict'
+	@echo 'make docs    the site, in build/site: guides, and the reference from docstrings; warnings are errors'
+	@echo 'make release-check   build what a release consists of, and install it with each Python found'
 	@echo 'make clean   remove $(VENV), caches and what builds left behind'
 	@echo
 	@echo 'PYTHON=python3.12 chooses the interpreter (3.11 or newer) when $(VENV) is made.'
@@ -46,6 +50,12 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(PYRIGHT)
 
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
+release-check: $(RELEASE)
+	$(BIN)/python -m tests.packaging.release_check
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
 	find pccl transports bindings stress tests -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -63,4 +73,12 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(TRAINERS): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[trainers]'
+	@touch $@
+
+$(DOCS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+$(RELEASE): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
 	@touch $@

@@ -2,11 +2,13 @@
 
 Most errors have one status code, their ``default_result``. The errors in ``TOLD_PER_CALL`` have the
 code of the call that raises them (``RESULT_OF_CALL``), as scripts for PCCL expect.
-``RemovalCause`` is the type of ``Evicted.cause``.
+``RemovalCause`` is the type of ``Evicted.cause``. ``warn_deprecated`` is for the library itself.
 """
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -126,3 +128,24 @@ def raised_here(method: Callable[_P, _T]) -> Callable[_P, _T]:
             del failure  # its traceback keeps this frame, and so the arguments
 
     return call
+
+
+def warn_deprecated(name: str, instead: str, removed_in: str) -> None:
+    """Warn the program that it uses a deprecated name, at its own line that does.
+
+    docs/compatibility.md says how long deprecated names stay.
+
+    Args:
+        name: what is deprecated: ``"Communicator.connect(n_tries=)"``.
+        instead: what replaces it.
+        removed_in: the version without the name.
+    """
+    level, frame = 1, sys._getframe()
+    while (caller := frame.f_back) is not None and _is_ours(frame.f_globals):
+        level, frame = level + 1, caller
+    words = f"{name} is deprecated, and pccl {removed_in} removes it; use {instead}"
+    warnings.warn(words, DeprecationWarning, stacklevel=level)
+
+
+def _is_ours(names: dict[str, object]) -> bool:
+    return str(names.get("__name__", "")).partition(".")[0] == "pccl"

@@ -1,4 +1,4 @@
-"""Every link in README, CHANGELOG and docs leads somewhere: to a file, and to a heading in it."""
+"""Every link in README, docs and the like leads somewhere: to a file, and to a heading in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def without_code(text: str) -> str:
