@@ -7,7 +7,7 @@ code of the call that raises them (``RESULT_OF_CALL``), as scripts for PCCL expe
 
 from __future__ import annotations
 
-import sys
+import inspect
 import warnings
 from collections.abc import Callable
 from functools import wraps
@@ -140,9 +140,9 @@ def warn_deprecated(name: str, instead: str, removed_in: str) -> None:
         instead: what replaces it.
         removed_in: the version without the name.
     """
-    level, frame = 1, sys._getframe()
-    while (caller := frame.f_back) is not None and _is_ours(frame.f_globals):
-        level, frame = level + 1, caller
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and _is_ours(frame.f_globals):
+        level, frame = level + 1, frame.f_back
     words = f"{name} is deprecated, and pccl {removed_in} removes it; use {instead}"
     warnings.warn(words, DeprecationWarning, stacklevel=level)
 
