@@ -6,7 +6,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-TRAINERS := $(VENV)/.trainers
+INTEGRATIONS := $(VENV)/.integrations
 DOCS := $(VENV)/.docs
 RELEASE := $(VENV)/.release
 # Node and pyright both come out of wheels; this keeps pyright from asking the index for news.
@@ -21,8 +21,8 @@ export PYTHONDONTWRITEBYTECODE :=
 help:
 	@echo 'make demo    set up $(VENV) and run the demo            (ARGS="..." for `pccl demo`)'
 	@echo 'make test    set up $(VENV) and run all tests           (ARGS="..." for pytest; JOBS=0: one by one)'
-	@echo 'make test-integrations   trainers of other libraries, which it installs; the page in a headless'
-	@echo '             Chromium (PCCL_TEST_BROWSER=...), if there is one'
+	@echo 'make test-integrations   Ray, and trainers of other libraries, which it installs; the page in a'
+	@echo '             headless Chromium (PCCL_TEST_BROWSER=...), if there is one'
 	@echo 'make quick   the tests of a minute: unit, scenarios, packaging'
 	@echo 'make check   ruff, formatting, mypy and pyright, both strict'
 	@echo 'make docs    the site, in build/site: guides, and the reference from docstrings; warnings are errors'
@@ -38,8 +38,8 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-test-integrations: $(TRAINERS)
-	$(BIN)/pytest -rs tests/browser tests/trainers $(ARGS)
+test-integrations: $(INTEGRATIONS)
+	$(BIN)/pytest -rs tests/browser tests/ray tests/trainers $(ARGS)
 
 quick: $(STAMP)
 	$(BIN)/pytest -n $(JOBS) --dist worksteal tests/unit tests/scenario tests/packaging $(ARGS)
@@ -71,8 +71,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-$(TRAINERS): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[trainers]'
+$(INTEGRATIONS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray,trainers]'
 	@touch $@
 
 $(DOCS): $(STAMP)

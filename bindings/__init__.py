@@ -18,12 +18,13 @@
 * ``gradient_averager``: classic data parallelism across peers: the gradients of every step are
   averaged.
 * ``process_group``: a backend of torch.distributed that outlives its members.
+* ``ray``: Ray starts, places and replaces the peers of a run; and a backend of its collectives.
 * ``trainers``: callbacks with which the trainers of other libraries follow a run of ``DiLoCo``.
 
 A binding uses ``pccl`` as any program does. It imports only public modules, such as ``pccl.aio``
 and ``pccl.errors``, and never a machine, a transport or the runtime. So a user's own script can do
 all that a binding can do.
 
-No module here has the name of a framework: a ``torch.py`` would hide torch from every script in the
+No file here has the name of a framework: a ``torch.py`` would hide torch from every script in the
 same folder. A binding imports the framework that it needs; this file imports none.
 """

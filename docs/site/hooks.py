@@ -27,10 +27,16 @@ ROOT = Path(__file__).parents[2]
 MODULES = (
     "pccl", "pccl.aio", "pccl.errors", "pccl.checkpoint", "pccl.cuda", "pccl.progress",
     "pccl.bindings.diloco", "pccl.bindings.gradient_averager", "pccl.bindings.data",
-    "pccl.bindings.trainers", "pccl.bindings.events", "pccl.bindings.consumers",
-    "pccl.bindings.trackers", "pccl.torch", "pccl.observe.events", "pccl.observe.listeners",
+    "pccl.bindings.trainers", "pccl.bindings.ray", "pccl.bindings.events",
+    "pccl.bindings.consumers", "pccl.bindings.trackers", "pccl.torch", "pccl.observe.events",
+    "pccl.observe.listeners",
 )  # fmt: skip
-STUBS = {"transformers": ("TrainerCallback",), "lightning.pytorch": ("Callback",)}
+STUBS: dict[str, tuple[str, ...]] = {
+    "transformers": ("TrainerCallback",),
+    "lightning.pytorch": ("Callback",),
+    "ray": (),
+    "ray.util.collective.collective_group.base_collective_group": ("BaseGroup",),
+}
 """Base classes from libraries that building the site does not install."""
 
 _MOVED = {
