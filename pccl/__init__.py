@@ -16,6 +16,7 @@ Public modules:
 * ``descriptors``: options and descriptions of a reduce.
 * ``error_feedback``: adds the quantization error of a reduce to the next reduce.
 * ``master_node``: the master as an object.
+* ``publishing``: reads, from outside a run, the versions of shared state that members publish.
 * ``inquiry``: asks a master for the status of its run.
 * ``progress``: shows the progress of a fetch of shared state.
 * ``errors``: the errors of the library.
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from pccl.protocol.limits import Timing as Timing
     from pccl.protocol.types import ReduceOp
     from pccl.protocol.types import WireFormat as WireFormat
+    from pccl.publishing.subscriber import Subscriber as Subscriber
     from pccl.runtime.requests import ReduceInfo, SharedStateSyncInfo
     from pccl.runtime.state.progress import SyncProgress as SyncProgress
     from pccl.runtime.state.replay import ObservedReduction as ObservedReduction
@@ -124,6 +126,7 @@ _NAMES_OF_HOMES = {
     "pccl._api.handles": ("AsyncReduceHandle",),
     "pccl.inquiry": ("MasterStatus", "master_status"),
     "pccl.master_node": ("MasterNode",),
+    "pccl.publishing.subscriber": ("Subscriber",),
     "pccl.protocol.limits": ("Timing",),
     "pccl.protocol.data_type": ("DataType",),
     "pccl.protocol.types": ("ReduceOp", "WireFormat"),

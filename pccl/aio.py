@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from pccl._api.arguments import (
     join_request,
     many_request,
+    publish_request,
     sync_request,
     verify_request,
 )
@@ -32,6 +33,7 @@ from pccl.progress import showing
 from pccl.protocol.types import Quorum, RoundKind
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.io_thread import ended
+from pccl.runtime.publishing.publisher import PublishRequest
 from pccl.runtime.requests import (
     JoinRequest,
     ReduceInfo,
@@ -244,6 +246,35 @@ class Communicator(CommunicatorBase, GroupCalls):
             PendingOperations, DeadlineExceeded: as for ``sync_shared_state``.
         """
         await self._run(CheckedCall("verify", self._engine.sync, request))
+
+    @asking(publish_request)
+    async def publish(self, request: PublishRequest) -> int:
+        """Publish the present contents of a shared state to readers outside the run.
+
+        No joint call: it returns when the state is copied, and waits for no member and no reader.
+        All members should call it, with the same contents: a version counts once more than half of
+        the group have published the same bytes. A reader then fetches what differs from the version
+        that it has; see :class:`pccl.publishing.Subscriber` and ``docs/publishing.md``.
+
+        This peer keeps copies of the newest two versions in the memory of the host. Tensors that
+        may differ between members are not published.
+
+        Args:
+            shared_state: tensors, and the revision, which is the number of the version.
+            readers_bytes_per_s_max: how many bytes per second this peer sends to all readers
+                together, at most; it applies to readers that connect from now on. 0 or None: no
+                limit of its own.
+
+        Returns:
+            The number of the version.
+
+        Raises:
+            NotConnected: this peer is not a member.
+            MemoryError: there is no memory for the copy.
+            ValueError, TypeError: an argument cannot be used; the message says why.
+        """
+        call = CheckedCall("publish", self._engine.publish, request, joint=False, is_caller=False)
+        return await self._run(call)
 
     def subgroup(self, ranks: Sequence[int]) -> Subgroup:
         """Return the collectives of some members, as ``pccl.Communicator.subgroup`` does. Local."""

@@ -88,6 +88,7 @@ class Communicator(CommunicatorBase, _BlockingCalls):
     all_reduce_multiple_with_retry = blocking(aio.Communicator.all_reduce_multiple_with_retry)
     sync_shared_state = blocking(aio.Communicator.sync_shared_state)
     verify = blocking(aio.Communicator.verify)
+    publish = blocking(aio.Communicator.publish)
 
     def subgroup(self, ranks: Sequence[int]) -> Subgroup:
         """Return the collectives of some members of this peer's group. Local.

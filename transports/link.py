@@ -22,7 +22,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Protocol
 
@@ -437,6 +437,17 @@ class Link:
         self.queues.pop(operation, None)
         for lane in self._lanes:
             lane.revoke(operation)
+
+    def unqueue(self, operation: OperationId, pieces: Container[int]) -> None:
+        """Drop the queued pieces of ``operation`` with these numbers."""
+        queue = self.queues.pop(operation, deque())
+        kept = deque(
+            frame
+            for frame in queue
+            if frame.header.kind is not FrameKind.PIECE or frame.header.offset not in pieces
+        )
+        if kept:
+            self.queues[operation] = kept
 
     def detach(self, operation: OperationId, payload_of: Callable[[FrameHeader], Payload]) -> None:
         """Send the rest of ``operation`` from the memory that ``payload_of`` returns.

@@ -26,6 +26,7 @@ from pccl.cli.main import group
 ROOT = Path(__file__).parents[2]
 MODULES = (
     "pccl", "pccl.aio", "pccl.errors", "pccl.checkpoint", "pccl.cuda", "pccl.progress",
+    "pccl.publishing",
     "pccl.bindings.diloco", "pccl.bindings.gradient_averager", "pccl.bindings.data",
     "pccl.bindings.trainers", "pccl.bindings.ray", "pccl.bindings.events",
     "pccl.bindings.consumers", "pccl.bindings.trackers", "pccl.torch", "pccl.observe.events",

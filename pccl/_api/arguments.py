@@ -19,6 +19,7 @@ from pccl.checks import (
     check_text,
     check_timeout,
     check_type,
+    check_upload,
     check_weight,
 )
 from pccl.collectives.norms import l2_norm
@@ -53,6 +54,7 @@ from pccl.protocol.types import (
     WireFormat,
 )
 from pccl.runtime.collective.operand import Operand, borrow, borrow_many, borrow_pointers
+from pccl.runtime.publishing.publisher import PublishRequest
 from pccl.runtime.requests import JoinRequest, ReduceManyRequest, ReduceRequest
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.progress import SyncProgress
@@ -60,6 +62,7 @@ from pccl.runtime.state.replay import ObservedReduction
 from pccl.runtime.state.running_prefetch import PrefetchRequest
 from pccl.runtime.state.sync import SyncOptions
 from pccl.shared_state import SharedState
+from pccl.state.versions import shaped
 
 COUNT_MAX = 2**63 - 1
 STAGING_BYTES_MAX = 2**63 - 1
@@ -458,6 +461,27 @@ def verify_request(shared_state: SharedState, *, timeout_s: float | None = None)
     """Check the arguments of ``verify``."""
     state = check_type("shared_state", shared_state, SharedState)
     return SyncOptions(state, SyncPurpose.VERIFY, timeout_s=check_timeout(timeout_s))
+
+
+def publish_request(
+    shared_state: SharedState, *, readers_bytes_per_s_max: int | None = None
+) -> PublishRequest:
+    """Check the arguments of ``publish``."""
+    state = check_type("shared_state", shared_state, SharedState)
+    name, limit = "readers_bytes_per_s_max", readers_bytes_per_s_max
+    entries = tuple(
+        None if entry.may_differ else shaped(entry, info.shape)
+        for entry, info in zip(state.memory.layout.entries, state.tensor_infos, strict=True)
+    )
+    if not any(entries):
+        raise ValueError("members may hold different values of all tensors: none is published")
+    return PublishRequest(
+        state.memory,
+        entries,
+        state.revision,
+        state.lineage,
+        None if limit is None else check_upload(name, limit),
+    )
 
 
 def _check_directory(name: str, path: str | os.PathLike[str] | None) -> str | None:

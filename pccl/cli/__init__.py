@@ -18,6 +18,7 @@
 * ``page``: the option ``--http``, and the page that it serves.
 * ``doctor``: ``pccl doctor`` checks this machine and its path to a run.
 * ``checkpoint``: ``pccl checkpoint`` verifies a checkpoint, and shows its contents.
+* ``publish``: ``pccl publish`` and ``pccl subscribe`` hand checkpoints from a run to readers.
 * ``demo``: ``pccl demo`` trains a small network with several processes, and kills one half-way.
 * ``bench``: ``pccl bench`` measures how fast the library is.
 * ``stress``: ``pccl stress`` passes its arguments to ``python -m pccl.stress``.

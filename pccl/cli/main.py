@@ -56,9 +56,15 @@ COMMANDS: Mapping[str, Command] = {
         "Run a command as several peers of this machine, with a master.",
     ),
     "master": Command("pccl.cli.master:master", "Run a master until Ctrl-C or SIGTERM."),
+    "publish": Command(
+        "pccl.cli.publish:publish", "Hand a checkpoint, and each change of it, to readers."
+    ),
     "record": Command("pccl.cli.record:record", "Save what the peers of a run did last."),
     "status": Command(
         "pccl.cli.status:status", "Show a run: its members, open calls, and removed peers."
+    ),
+    "subscribe": Command(
+        "pccl.cli.publish:subscribe", "Write each version that a run publishes to a file."
     ),
     "token": Command("pccl.cli.tokens.token:token", "Make, list and rotate the tokens of a run."),
     "top": Command("pccl.cli.top.command:top", "Watch a run live in the terminal."),

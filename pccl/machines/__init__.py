@@ -11,6 +11,7 @@
 * ``blocks``: the lengths of blocks in an exchange, from a caller's buffers.
 * ``batch``: which errors allow a retry of a reduce, and a list of reduces as one call.
 * ``key_value``: the run's store: the part of the master, and that of each peer.
+* ``publication``: published versions of shared state: the parts of all processes.
 * ``peer``: one process of a run.
 * ``master``: the coordinator of a run: it admits and removes peers, and decides outcomes.
 """

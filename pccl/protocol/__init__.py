@@ -13,6 +13,7 @@
 * ``messages``: control messages between a peer and its master.
 * ``link_messages``: control messages about links.
 * ``run_messages``: control messages between masters.
+* ``publication``: published versions of shared state, and the messages about them.
 * ``status_report``: the answer of a master to ``pccl status``.
 * ``port_mapping``: how a process asks its router to forward a port.
 * ``codec``: the strict MessagePack encoding of control messages.

@@ -75,6 +75,9 @@ CODES: dict[type[Any], int] = {
     messages.StoreRequest: 28,
     messages.KnownEntry: 29,
     messages.AddressQuery: 31,
+    messages.AnnounceVersions: 32,
+    messages.Subscribe: 33,
+    messages.ReaderLives: 34,
     messages.Registered: 64,
     messages.LinkPlan: 65,
     messages.Resumed: 66,
@@ -106,6 +109,8 @@ CODES: dict[type[Any], int] = {
     messages.OperationNarrowed: 91,
     messages.RoundAwaits: 92,
     messages.StoreAnswer: 93,
+    messages.Subscribed: 96,
+    messages.CurrentVersion: 97,
 }
 """The code of each type of message."""
 

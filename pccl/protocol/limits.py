@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 
 from pccl.protocol.types import NS_PER_S
 
-PROTOCOL_VERSION = 21
+PROTOCOL_VERSION = 22
 """Both sides refuse a connection of another version."""
 
 INCUMBENT_BYTES = 8
@@ -71,6 +71,18 @@ WAITS_NAMED_MAX = 64
 
 LOG_INTERVAL_NS = 10 * NS_PER_S
 """The interval of ``LOG_LINES_MAX``."""
+
+DELTAS_MAX = 8
+"""Deltas between the versions before, which a member keeps and announces with a version."""
+
+VERSIONS_ANNOUNCED_MAX = 4
+"""Versions that a member publishes at a time."""
+
+HOLDERS_TOLD_MAX = 4
+"""Members that the master names to one reader."""
+
+ELDERS_TOLD_MAX = 12
+"""Older readers that the master names to one reader: the next ones, and some far ones."""
 
 SEATED_AT_ONCE_MAX = 128
 """Peers in a run without members. With more, the master admits newcomers only at ticks."""
@@ -304,6 +316,14 @@ RELAYED_PAIRS_MAX = 256
 
 RELAYED_WAIT_MAX = 16
 """Connections of one peer that wait at one relay; 16 times as many in all."""
+
+READERS_MAX = 1024
+"""Readers at one master. Further ones are refused."""
+
+READER_LINKS_MAX = 64
+"""Readers that one member or reader serves at a time. Further ones ask others.
+
+Each costs two descriptors and a list of requested pieces."""
 
 # -- operations ----------------------------------------------------------------------------------
 

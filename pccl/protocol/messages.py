@@ -48,6 +48,11 @@ from pccl.protocol.link_messages import Meet as Meet
 from pccl.protocol.link_messages import ProbeAddress as ProbeAddress
 from pccl.protocol.link_messages import Undialable as Undialable
 from pccl.protocol.operation import BlockLengths, Eager, Subset
+from pccl.protocol.publication.versions import AnnounceVersions as AnnounceVersions
+from pccl.protocol.publication.versions import CurrentVersion as CurrentVersion
+from pccl.protocol.publication.versions import ReaderLives as ReaderLives
+from pccl.protocol.publication.versions import Subscribe as Subscribe
+from pccl.protocol.publication.versions import Subscribed as Subscribed
 from pccl.protocol.run_messages import EvidenceQuery as EvidenceQuery
 from pccl.protocol.run_messages import EvidenceReply as EvidenceReply
 from pccl.protocol.run_messages import EvidenceReport as EvidenceReport
@@ -733,6 +738,9 @@ PeerMessage = (
     | LinkReport
     | LinksMeasured
     | AddressProbed
+    | AnnounceVersions
+    | Subscribe
+    | ReaderLives
 )
 MasterMessage = (
     Registered
@@ -766,5 +774,7 @@ MasterMessage = (
     | EvidenceReport
     | StatusReport
     | AddressIs
+    | Subscribed
+    | CurrentVersion
 )
 Message = PeerMessage | MasterMessage

@@ -11,6 +11,7 @@
 * ``links``: dials, keeps and measures the links to other peers, and routes their frames.
 * ``collective``: one running collective: its memory, and the segments that it sends and receives.
 * ``state``: serves, compares and fetches shared state.
+* ``publishing``: publishes versions of shared state, and reads them from outside the run.
 * ``hashing``: runs long CPU work off the event loop: hashing pieces, copying memory.
 * ``master_server``: a ``MasterMachine`` on a transport. It moves messages and decides nothing.
 * ``master_store``: state that a master stores across restarts: its run, last term, own id, and the

@@ -60,6 +60,7 @@ from pccl.machines.peer.reporter import PeerReporter
 from pccl.machines.reachability import MeetPeer, TryAddress
 from pccl.protocol import errors
 from pccl.protocol.limits import STORE_KEYS_NAMED_MAX
+from pccl.protocol.publication.versions import AnnounceVersions
 from pccl.protocol.run_messages import EvidenceReply
 from pccl.protocol.status_report import Figures
 from pccl.protocol.types import (
@@ -86,6 +87,7 @@ from pccl.runtime.links.listening import listen
 from pccl.runtime.links.meter import LinkMeter
 from pccl.runtime.links.port_mapping import FIRST_WAIT_NS, PortMapping
 from pccl.runtime.links.pulls import Pulls
+from pccl.runtime.publishing.publisher import Publisher, PublishRequest
 from pccl.runtime.requests import (
     Deadline,
     JoinRequest,
@@ -211,6 +213,16 @@ class PeerEngine:
             partial(self.join_again, prefetches=True),
         )
         self._leaves_soon = False
+        self.publisher = Publisher(
+            clock,
+            self._transport,
+            group,
+            hasher or InlineHasher(),
+            self._tasks,
+            self._timing.ns(self._timing.lane_stall_s),
+            lambda versions: self.feed(AnnounceVersions(versions)),
+            make_link,
+        )
         self._enter_run(None)
 
     def _enter_run(self, lost: PeerMachine | None) -> None:
@@ -255,9 +267,12 @@ class PeerEngine:
             self.recorder.segments,
             lambda: self._has_mapped_port,
             self._on_narrow_link,
+            self.publisher.accept,
         )
         if self._leaves_soon:
             self.feed(LeavesSoon())
+        if lost is not None:
+            self.publisher.say_again()
 
     def _on_narrow_link(self, peer: PeerId, segment_bytes: int) -> None:
         self.narrow_links[peer] = segment_bytes
@@ -467,6 +482,17 @@ class PeerEngine:
         self.revision = info.revision
         return info
 
+    async def publish(self, request: PublishRequest) -> int:
+        """Copy a state for readers outside the run; return the number of its version.
+
+        Raises:
+            NotConnected: this peer is not a member.
+            ValueError: another call uses the state, or the memory of one of its tensors has moved.
+        """
+        if self.machine.standing is not Standing.MEMBER:
+            raise errors.NotConnected(reason="this peer is not a member yet; call connect() first")
+        return await self.publisher.publish(request)
+
     async def ask_store(self, question: StoreQuestion) -> StoreResult:
         """Ask the run's store; the last answer counts, or the first one that is not ``done``."""
         asks, deadline = question.asks, self.deadline(question.timeout_s)
@@ -546,6 +572,7 @@ class PeerEngine:
         if self._listener is not None:
             self._listener.close()
         self.keeper.close()
+        self.publisher.close()
         if self._port_mapping is not None:
             await self._port_mapping.close()
         await self._tasks.cancel()
@@ -590,6 +617,7 @@ class PeerEngine:
         self.calls.break_down(bug)
         self._control.close("internal error")
         self.keeper.close()
+        self.publisher.close()
         self._loop.call_exception_handler({"message": reason, "exception": error})
 
     def _step(self, event: PeerEvent) -> None:

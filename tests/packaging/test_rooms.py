@@ -181,7 +181,7 @@ def room_of(path: Path) -> str:
     rest of stress/ has none. A peer of the demo is a program of its own that needs torch anyway;
     the commands do without it, and so without the bindings. What the bench compares the library
     with has sockets of its own, and does without the library; so has what the doctor asks the
-    kernel.
+    kernel. What readers import is public.
     """
     if path.parts[:3] == ("pccl", "cli", "bench") and path.stem in {"namespace", "ring"}:
         return "bench network"
@@ -189,6 +189,8 @@ def room_of(path: Path) -> str:
         return "bench network"
     if path.parts == ("pccl", "cli", "demo", "peer.py"):
         return "demo peer"
+    if path.parts[:2] == ("pccl", "publishing"):
+        return API
     if path.parts[:2] == ("stress", "emulator"):
         return "emulator"
     if path.parts[0] != "pccl":

@@ -28,7 +28,7 @@ from tests.support.patience import LIMIT_S
 KEPT = Path(__file__).with_name("surface.txt")
 PUBLIC = (
     "pccl", "pccl.aio", "pccl.checkpoint", "pccl.config", "pccl.cuda", "pccl.errors",
-    "pccl.inquiry", "pccl.master_node", "pccl.progress", "pccl.shared_state",
+    "pccl.inquiry", "pccl.master_node", "pccl.progress", "pccl.publishing", "pccl.shared_state",
     "pccl.bindings.data", "pccl.bindings.diloco", "pccl.bindings.events",
     "pccl.bindings.gradient_averager", "pccl.torch", "pccl.bindings.consumers",
     "pccl.bindings.status_line", "pccl.bindings.trackers",

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from pccl.machines.history import History, InvariantViolation
 from pccl.machines.master.connections import ANSWERED, Connections, Outbox
-from pccl.machines.master.events import InspectProcess, ProcessInspected, SendAddress
+from pccl.machines.master.events import InspectProcess, ProcessInspected, SendAddress, SendStatus
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.master.succession.restart import Succession
 from pccl.machines.reachability import CallerTests, TryCaller
 from pccl.machines.ticks import Wakefulness
 from pccl.protocol import messages as msg
+from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import INQUIRIES_MAX
 from pccl.protocol.run_messages import EvidenceKind
 from pccl.protocol.types import NS_PER_S, PeerId
@@ -52,6 +53,23 @@ class Inquiries:
         """By query, in the order of their deadlines."""
         self._last_query = 0
         self._caller_tests = CallerTests(outbox.now_ns)
+
+    def take(self, connection: int, message: msg.Message) -> bool:
+        """Answer a question of a process outside the run; return whether it was one."""
+        match message:
+            case msg.RunQuery():
+                answer = self._succession.run_is(message)
+                self._connections.part_with(connection, answer, ANSWERED)
+            case msg.StatusRequest():
+                self._outbox.add(SendStatus(connection))
+                self._connections.close(connection, ANSWERED)
+            case msg.EvidenceRequest():
+                self.ask(connection, message)
+            case msg.AddressQuery():
+                self.test_caller(connection, message)
+            case _:
+                return False
+        return True
 
     def test_caller(self, connection: int, query: msg.AddressQuery) -> None:
         """Test the address of a process outside the run, or answer why not."""
@@ -98,9 +116,15 @@ class Inquiries:
             else:
                 self._outbox.send(peer, msg.EvidenceQuery(query, request.kind))
 
-    def waits_on(self, connection: int) -> bool:
-        """Whether the question of this connection is open."""
-        return any(inquiry.connection == connection for inquiry in self._open.values())
+    def check_only(self, connection: int) -> None:
+        """Check that a connection whose question is open sends nothing more.
+
+        Raises:
+            RemoteProtocolError: its question is open.
+        """
+        if any(inquiry.connection == connection for inquiry in self._open.values()):
+            reason = "an EvidenceRequest must be the only message of its sender"
+            raise RemoteProtocolError(reason=reason)
 
     def answered(self, peer: RegisteredPeer, reply: msg.EvidenceReply) -> None:
         """Pass the answer of a peer back; ignore it if its question has ended."""

@@ -25,7 +25,7 @@ from pccl.machines.master.admission import Admission
 from pccl.machines.master.ballots.finals import Finals
 from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.ballots.stalls import StallWatch
-from pccl.machines.master.connections import ANSWERED, Caller, Connections, Outbox
+from pccl.machines.master.connections import Caller, Connections, Outbox
 from pccl.machines.master.credible import check_return
 from pccl.machines.master.events import (
     CloseConnection,
@@ -39,7 +39,6 @@ from pccl.machines.master.events import (
     MasterTick,
     MasterUnanswered,
     ProcessInspected,
-    SendStatus,
     SendTo,
     TokensChanged,
 )
@@ -58,6 +57,7 @@ from pccl.machines.master.succession.restart import Succession
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.machines.master.tokens import OPEN, Tokens
 from pccl.machines.master.waits import Waits
+from pccl.machines.publication.tracker import Publications
 from pccl.machines.reachability import AddressTried, CallerTried
 from pccl.machines.ticks import Ticks, Wakefulness
 from pccl.protocol import messages as msg
@@ -138,6 +138,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             timing, origin, us, stands_by_for, vouched, who, self.connections,
             self.registration, self.ratification, out,
         )  # fmt: skip
+        self.publications = Publications(timing, us, who, self.connections, out)
         self.inquiries = Inquiries(who, self.connections, self.succession, out)
         self.admission.note(has_run=self.succession.shows_run)
 
@@ -191,6 +192,8 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         if connection not in self.connections.callers:
             return Trust.STRANGER  # the master has closed it
         peer = self.connections.peers.get(connection)
+        if self.publications.is_reader(connection):
+            return Trust.READER
         if connection in self.succession.reporting:
             return Trust.RETURNING if peer is None else Trust.LATE
         if peer is not None:
@@ -227,6 +230,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.rounds.check(self.history)
         self.store.check(self.history)
         self.inquiries.check(self.history)
+        self.publications.check(self.history)
 
     # -- events --------------------------------------------------------------------------------
 
@@ -246,6 +250,8 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 try:
                     if peer is not None:
                         self._on_peers_message(peer, message)
+                    elif self.publications.hears(connection):
+                        pass  # a reader lives
                     elif connection in self.connections.callers:  # else the master has closed it
                         self._on_strangers_message(connection, message)
                 except RemoteProtocolError as error:
@@ -274,22 +280,15 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
     def _on_strangers_message(self, connection: int, message: msg.Message) -> None:
         """Handle a message on a connection without a registered peer."""
         is_known = self.succession.knows(connection)
-        if self.inquiries.waits_on(connection):
-            reason = "an EvidenceRequest must be the only message of its sender"
-            raise RemoteProtocolError(reason=reason)
+        self.inquiries.check_only(connection)
         if not is_known and self.admission.refuses(connection, message):
             return
         match message:
-            case msg.RunQuery() if not is_known:
-                answer = self.succession.run_is(message)
-                self.connections.part_with(connection, answer, ANSWERED)
-            case msg.StatusRequest() if not is_known:
-                self.outbox.add(SendStatus(connection))
-                self.connections.close(connection, ANSWERED)
-            case msg.EvidenceRequest() if not is_known:
-                self.inquiries.ask(connection, message)
-            case msg.AddressQuery() if not is_known:
-                self.inquiries.test_caller(connection, message)
+            case _ if not is_known and self.inquiries.take(connection, message):
+                pass
+            case msg.Subscribe() if not is_known:
+                waits_for = self.succession.waits_for()
+                self.publications.subscribe(connection, message, waits_for)
             case msg.Return():
                 self._on_return(connection, message, is_known=is_known)
             case _ if self.recovering or self.succession.hears(connection):
@@ -323,6 +322,8 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case msg.StoreRequest() if peer.admitted:
                 for asker, answer in self.store.take(peer.id, message, self.term):
                     self.ratification.tell_current(self.membership.peers[asker], answer)
+            case msg.AnnounceVersions() if peer.admitted:
+                self.publications.announced(peer, message)
             case msg.Prefetched():
                 peer.prefetching = False
                 self.rounds.admit_into_empty_run()
@@ -358,6 +359,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
     def _on_closed(self, connection: int, *, damaged: bool = False) -> None:
         self.succession.closed(connection)
         self.inquiries.closed(connection)
+        self.publications.closed(connection)
         peer = self.connections.lost(connection)
         if peer is None:
             return
@@ -415,6 +417,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             beat = msg.MasterHeartbeat(now_ns, settled, ratified, echo_ns, held_ns)
             self.outbox.add(SendTo(connection, beat))
         self.registration.beat()
+        self.publications.beat()
 
     def _judge(self) -> None:
         """Find newcomers to admit, peers to remove, and calls that cannot complete."""
@@ -438,6 +441,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             self.removals.expel(expel)
         self.waits.look()
         self.registration.report_admissions()
+        self.publications.look()
 
     # -- a master before this one --------------------------------------------------------------
 

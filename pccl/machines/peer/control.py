@@ -13,6 +13,7 @@ from pccl.machines.peer.membership import KnownMembership, OwnLinks, PeerIdentit
 from pccl.machines.peer.operations import OpenOperations
 from pccl.machines.peer.rounds import OpenRounds
 from pccl.machines.peer.synchronization import Synchronizations
+from pccl.machines.publication.announcer import VersionAnnouncer
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.handshake.certificates import NO_CERTIFICATE
@@ -77,6 +78,7 @@ class ControlConnection:
         operations: posted operations.
         synchronizations: what this peer expects of the shared state.
         store: requests to the run's store.
+        announcer: the versions that this peer publishes.
     """
 
     def __init__(
@@ -93,12 +95,14 @@ class ControlConnection:
         operations: OpenOperations,
         synchronizations: Synchronizations,
         store: StoreClient,
+        announcer: VersionAnnouncer,
     ) -> None:
         self._timing, self._out, self._contact = timing, out, contact
         self._own, self._membership, self._heartbeats = own, membership, heartbeats
         self._links, self._finals, self._rounds = links, finals, rounds
         self._operations, self._synchronizations = operations, synchronizations
         self._store = store
+        self._announcer = announcer
         self.join: JoinAttempt | None = None
         """The open attempt to join; None once this peer is admitted or lost."""
         self._registration: msg.Register | None = None
@@ -222,6 +226,7 @@ class ControlConnection:
         if own.has_standby:
             self._heartbeats.send()
         self._repeat()
+        self._announcer.repeat()
 
     def refused(self, message: msg.Refused, now_ns: int) -> errors.MembershipError:
         """Return the error for the caller after the master refused or evicted this peer."""

@@ -284,7 +284,7 @@ PeerEvent = (
     CallersAsked | Close | ControlOpened | ControlMessage | ControlClosed | LinkChanged |
     LinkMeasurements | AddressTried | ReduceDone | NotFinite | ResultFetched | SyncStarved |
     ComparisonDone | PrefetchDone | HoldingsKnown | LeftCommitted | LeftAnswered | LeftFailed |
-    LeftAdmitted | LeavesSoon | Tick
+    LeftAdmitted | LeavesSoon | msg.AnnounceVersions | Tick
 )  # fmt: skip
 
 # -- effects -----------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from pccl.machines.peer.membership import KnownMembership, OwnLinks, PeerIdentit
 from pccl.machines.peer.operations import OpenOperation, OpenOperations
 from pccl.machines.peer.rounds import OpenRounds
 from pccl.machines.peer.synchronization import LeftSync, Synchronizations
+from pccl.machines.publication.announcer import VersionAnnouncer
 from pccl.machines.reachability import AddressTried
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
@@ -96,9 +97,10 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             self.finals, self.heartbeats,
         )  # fmt: skip
         self.store = StoreClient(out, own)
+        self.announcer = VersionAnnouncer(out, own)
         self.control = ControlConnection(
             timing, out, self.contact, own, membership, self.heartbeats, self.links, self.finals,
-            self.rounds, operations, self.synchronizations, self.store,
+            self.rounds, operations, self.synchronizations, self.store, self.announcer,
         )  # fmt: skip
 
     # -- queries ---------------------------------------------------------------------------------
@@ -207,8 +209,8 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                 self.control.begin_join(event, self._now_ns)
             case ev.RoundCall() | ev.ReduceCall() | ev.SyncCall():
                 self._make(event)
-            case ev.StoreCall():
-                self.store.call(event, self.loss)
+            case ev.StoreCall() | msg.AnnounceVersions():
+                self._tell_master(event)
             case ev.Claim() | ev.Forget():
                 self.calls.release(event)
             case ev.LeaveCall(call, reason):
@@ -382,6 +384,14 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             if isinstance(decision, CallAllowed):
                 self.collectives.withdraw_unasked(event, decision.seen, why)
 
+    def _tell_master(self, event: ev.StoreCall | msg.AnnounceVersions) -> None:
+        """Tell the master what a call wants that no other member waits for."""
+        match event:
+            case ev.StoreCall():
+                self.store.call(event, self.loss)
+            case msg.AnnounceVersions(versions):
+                self.announcer.announce(versions)
+
     def _leave(self, call: int, reason: str) -> None:
         """End a call because its caller stopped waiting for ``reason``."""
         operation = self.operations.of_call(call)
@@ -413,6 +423,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         self.rounds.start_from(message.rounds, rejoins=self.own.rejoins)
         self.synchronizations.expected = message.expected
         self.control.end_join()
+        self.announcer.repeat()
         self.out.return_(join.call)
 
     def _learn(self, roster: Roster) -> None:

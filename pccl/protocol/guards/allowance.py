@@ -27,6 +27,8 @@ class Trust(enum.IntEnum):
     RETURNING = 3
     """The peer reports its knowledge of a run that this master may continue."""
     MEMBER = 4
+    READER = 5
+    """The process is outside the run, and reads what members publish."""
 
 
 _OPENERS = (
@@ -37,12 +39,18 @@ _OPENERS = (
     msg.RunQuery,
     msg.EvidenceRequest,
     msg.AddressQuery,
+    msg.Subscribe,
     msg.Goodbye,
     msg.Damaged,
 )
 REPORTS = (msg.KnownRoster, msg.KnownOutcome, msg.KnownAnswer, msg.KnownEntry, msg.Reported)
 """What only a returning peer sends, before its requests."""
-_MEMBERS_SAY = (*REPORTS, msg.AddressProbed, msg.EvidenceReply, msg.StoreRequest)
+_READERS_SAY = (msg.Subscribe, msg.ReaderLives)
+"""Messages that no peer of the run sends."""
+_MEMBERS_SAY = (
+    *(*REPORTS, msg.AddressProbed, msg.EvidenceReply),
+    *(msg.StoreRequest, msg.AnnounceVersions),
+)
 """Messages that a newcomer may not send."""
 _MASTERS_SAY = frozenset(msg.MasterMessage.__args__)
 
@@ -52,12 +60,14 @@ def _peers_bytes_max(trust: Trust, kind: type[msg.Message]) -> int:
         case Trust.STRANGER:
             allowed = kind in _OPENERS
         case Trust.LATE | Trust.RETURNING:
-            allowed = True
+            allowed = kind not in _READERS_SAY
         case Trust.NEWCOMER:
-            allowed = kind not in _MEMBERS_SAY
+            allowed = kind not in (*_MEMBERS_SAY, *_READERS_SAY)
         case Trust.MEMBER:
-            allowed = kind not in REPORTS
-    narrow = trust in (Trust.STRANGER, Trust.NEWCOMER)
+            allowed = kind not in (*REPORTS, *_READERS_SAY)
+        case Trust.READER:
+            allowed = kind in (msg.ReaderLives, msg.Damaged)
+    narrow = trust in (Trust.STRANGER, Trust.NEWCOMER, Trust.READER)
     return allowed * (min(BYTES_MAX[kind], NEWCOMER_BYTES_MAX) if narrow else BYTES_MAX[kind])
 
 
@@ -67,7 +77,7 @@ PEERS_BYTES_MAX = {
 }
 """The largest size of each message type that a master accepts from a peer; 0 or missing: none."""
 
-CHARGED = frozenset({Trust.STRANGER, Trust.NEWCOMER, Trust.LATE})
+CHARGED = frozenset({Trust.STRANGER, Trust.NEWCOMER, Trust.LATE, Trust.READER})
 """Levels of trust at which the allowance of newcomers is charged for a connection's bytes."""
 
 

@@ -40,7 +40,10 @@ HAS_AES = 2
 ASKS_ADDRESS = 4
 """The sender, which dials a peer with a probe, wants an introduction: how the peer sees it."""
 
-_FLAGS = ENCRYPTS | HAS_AES | ASKS_ADDRESS
+READS = 8
+"""The sender of a lane is outside the run: the lane carries published versions only."""
+
+_FLAGS = ENCRYPTS | HAS_AES | ASKS_ADDRESS | READS
 
 assert (PREFIX_BYTES, OPENING_BYTES) == (8, 192)
 
@@ -85,7 +88,7 @@ class Opening:
     """Number of lanes that the sender wants for the link; 0: the other side decides."""
     security: int = Security.NONE
     flags: int = 0
-    """Of ``ENCRYPTS``, ``HAS_AES`` and ``ASKS_ADDRESS``."""
+    """Of ``ENCRYPTS``, ``HAS_AES``, ``ASKS_ADDRESS`` and ``READS``."""
     token_id: int = 0
     """Number of the token that a dialler knows; 0: a token without a number, or none."""
     share: bytes = bytes(KEY_BYTES)

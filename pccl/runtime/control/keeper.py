@@ -18,7 +18,15 @@ from pccl.protocol.guards.allowance import masters_bytes_max
 from pccl.protocol.handshake.exchange import Handshake
 from pccl.protocol.handshake.keys import fingerprint_of
 from pccl.protocol.handshake.opening import Channel, Opening
-from pccl.protocol.messages import Damaged, MasterAddress, Message, Refused, Registered, Resumed
+from pccl.protocol.messages import (
+    Damaged,
+    MasterAddress,
+    Message,
+    Refused,
+    Registered,
+    Resumed,
+    Subscribed,
+)
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.control.greeting import Credentials, Identity, introduce, opening_of
@@ -163,6 +171,8 @@ class ControlKeeper:
                 return
             if isinstance(message, Registered | Resumed):
                 self._turns.follow(master, message.standbys)
+            if isinstance(message, Subscribed):
+                self._turns.follow(master, ())
             if isinstance(message, Refused):
                 registered = bool(self._identify().peer)
                 if self._turns.refused(message, registered=registered):

@@ -20,7 +20,7 @@ from pccl.protocol.checksum import DamagedData
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
 from pccl.protocol.frame import NO_OPERATION, FrameHeader, FrameKind, Moved
 from pccl.protocol.handshake.keys import fingerprint_of
-from pccl.protocol.handshake.opening import ASKS_ADDRESS, Channel, Opening
+from pccl.protocol.handshake.opening import ASKS_ADDRESS, READS, Channel, Opening
 from pccl.protocol.limits import LANES_MAX, Timing
 from pccl.protocol.types import Member, PeerId
 from pccl.runtime.clock import Clock, Timer
@@ -74,6 +74,7 @@ class LinkKeeper:
         moved: takes the segments that lanes send and receive; None: they are not recorded.
         has_mapped_port: whether the router of this machine forwards the port of this peer.
         on_narrow: called with a peer to which large packets vanish, and the size that passes.
+        on_reader: takes the connection of a reader, and its id.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class LinkKeeper:
         moved: deque[Moved] | None = None,
         has_mapped_port: Callable[[], bool] = bool,
         on_narrow: Callable[[PeerId, int], None] = lambda peer, segment_bytes: None,
+        on_reader: Callable[[Connection, PeerId], None] = lambda connection, _: connection.abort(),
     ) -> None:
         self._clock = clock
         self._transport = transport
@@ -102,6 +104,7 @@ class LinkKeeper:
         self._identity = identity
         self._on_change = on_change
         self._on_narrow = on_narrow
+        self._on_reader = on_reader
         self._create_task = create_task
         self._credentials = credentials
         self._lanes = lanes
@@ -394,11 +397,12 @@ class LinkKeeper:
             refusal := self.relay.refusal(remote.source, remote.target)
         ):
             return refusal
-        key = self._upkeep.key_of(remote.source)
+        reads = remote.flags & READS
+        key = None if reads else self._upkeep.key_of(remote.source)
         if key is not None:
             is_sound = key == remote.key
             return "" if is_sound else f"it does not have the key of peer {remote.source}"
-        if self._has_left(remote.source):
+        if not reads and self._has_left(remote.source):
             return f"peer {remote.source} has left the run"
         authority = self._identity.certificate.authority
         if not self._credentials.is_registered(authority, remote):
@@ -414,6 +418,9 @@ class LinkKeeper:
             return
         if remote.channel is Channel.RELAY:
             self.relay.accept(connection, remote.source, remote.target)
+            return
+        if remote.flags & READS:
+            self._on_reader(connection, remote.source)
             return
         peer, number = remote.source, remote.lane
         steps = self._upkeep.greeted(peer, remote.key, number, connection.remote.host)

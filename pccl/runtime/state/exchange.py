@@ -179,7 +179,7 @@ class StateExchange:
             return self._idle_frame(lane, peer, header)
         if session is not None and peer in session.ring:
             return session.frame_started(peer, header)
-        return _refuse(lane, header)
+        return refuse(lane, header)
 
     def _idle_frame(self, lane: Lane, peer: PeerId, header: FrameHeader) -> Sink:
         """Return the sink of a frame of term 0: for a snapshot, a prefetch, or the results."""
@@ -190,7 +190,7 @@ class StateExchange:
             return self.snapshots[operation].frame_started(peer, header)
         elif header.kind not in QUESTIONS and operation in self.prefetches:
             return self.prefetches[operation].frame_started(peer, header)
-        return _refuse(lane, header)
+        return refuse(lane, header)
 
     def lane_lost(self, lane: Lane) -> None:
         """Repeat requests to the peer of a lost lane."""
@@ -237,7 +237,7 @@ class StateExchange:
         return [*self.sessions.values(), *self.prefetches.values()]
 
 
-def _refuse(lane: Lane, header: FrameHeader) -> Sink:
+def refuse(lane: Lane, header: FrameHeader) -> Sink:
     """Refuse a request, or ignore any other frame; discard the payload."""
     if header.kind in QUESTIONS and lane.backlog_bytes < _UNREAD_BYTES_MAX:
         lane.say(FrameHeader(FrameKind.PIECE_LACK, header.operation, 0, 0, 0))

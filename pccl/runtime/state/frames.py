@@ -6,7 +6,7 @@ A ``StateSender`` belongs to one operation. The ``receiver`` reads pieces direct
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import PAYLOAD_BYTES_MAX, FrameHeader, FrameKind
@@ -92,6 +92,12 @@ class StateSender:
     def waiting_bytes(self, peer: PeerId, kind: FrameKind) -> int:
         """Return the bytes of waiting frames of this kind for ``peer``, of all operations."""
         return self._links.to(peer).waiting_bytes(kind)
+
+    def unqueue(self, peer: PeerId, pieces: Container[int]) -> None:
+        """Drop the pieces with these numbers that wait for a lane to ``peer``."""
+        link = self._links.find(peer)
+        if link is not None:
+            link.unqueue(self._operation, pieces)
 
     def drop(self, peer: PeerId) -> None:
         """Drop the frames of this operation that wait for a lane to ``peer``."""

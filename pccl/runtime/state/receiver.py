@@ -35,7 +35,8 @@ from pccl.state.fetch.download import (
     StagePieces,
 )
 from pccl.state.fetch.pieces import Ask
-from pccl.state.fetch.target import Present, Target
+from pccl.state.fetch.published import Target
+from pccl.state.fetch.target import Present
 from pccl.transports.sinks import Collect, Drain, Sink, discard
 
 

@@ -98,6 +98,16 @@ class StateUpload:
             part = partial(self.piece_map.part, numbers)
             self._answer(peer, FrameKind.MAP, length, part, offset=first, what=count)
 
+    def send_have(self, peer: PeerId) -> None:
+        """Send the numbers of all pieces that this peer has to ``peer``."""
+        if (peer, FrameKind.PIECE_HAVE, 0) in self._answers:
+            return
+        numbers = [n for n in range(self._layout.piece_count) if self._holds(n)]
+        for first in range(0, len(numbers), QUEUED_PIECES_MAX):
+            packed = pack_numbers(numbers[first : first + QUEUED_PIECES_MAX])
+            part = partial(bytes, packed)
+            self._answer(peer, FrameKind.PIECE_HAVE, len(packed), part, offset=first)
+
     def _answer(
         self,
         peer: PeerId,
@@ -145,6 +155,14 @@ class StateUpload:
             self._sender.send(peer, FrameKind.PIECE, payload, offset=number, length=length)
         if lacking:
             self._refuse(peer, lacking)
+
+    def cancel(self, peer: PeerId, numbers: list[int]) -> None:
+        """Do not send these pieces, which ``peer`` has from another source."""
+        queued = self._queued.get(peer, {})
+        if unsent := {number for number in numbers if number in queued}:
+            for number in unsent:
+                del queued[number]
+            self._sender.unqueue(peer, unsent)
 
     def _refuse(self, peer: PeerId, lacking: list[int]) -> None:
         if self._lacking[peer] + len(lacking) > QUEUED_PIECES_MAX:

@@ -19,10 +19,8 @@ from pccl.protocol.types import PeerId
 from pccl.state.digests import PieceMap
 from pccl.state.fetch.maps import MapMeter, MapRequest
 from pccl.state.fetch.pieces import Ask, PieceFetch
-from pccl.state.fetch.target import REFRESH_NS, Present, Target
-
-NEWS_PIECES_MAX = 64
-"""A fetcher announces new pieces to other fetchers once it has this many, or at the next tick."""
+from pccl.state.fetch.published import Target
+from pccl.state.fetch.target import REFRESH_NS, Present
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +123,7 @@ class Download:
         """New pieces that are not announced to the other fetchers yet."""
         self._haves: dict[PeerId, list[int]] = {}
         """Pieces that each other fetcher has announced."""
-        self._starving_since_ns: int | None = None
+        self.starving_since_ns: int | None = None  # since when no source may send what is missing
         self._moved_ns = 0
         """Time of the last byte of a piece."""
         self._ended_ns = 0
@@ -189,7 +187,7 @@ class Download:
         self.target = target
         if self.is_done:  # a new fetcher does not know the pieces that are here
             return self._announce(target.fetchers, self._here, present)
-        self.pieces = self.map = self._starving_since_ns = None
+        self.pieces = self.map = self.starving_since_ns = None
         self.wanted, self.wanted_bytes = (), 0
         self._maps.clear()
         self._news.clear()  # ``_haves`` stays: other fetchers may have begun before this peer
@@ -207,12 +205,12 @@ class Download:
         layout, fetchers, now_ns = self._own.layout, self.target.fetchers, present.now_ns
         self._here = list(here)
         self._moved_ns = now_ns
-        self._starving_since_ns = None
+        self.starving_since_ns = None
         known = set(self._here)
         sizes = {n: layout.piece(n).length for n in self.wanted if n not in known}
-        rank = fetchers.index(self._peer) if self._peer in fetchers else 0
-        count = max(len(fetchers), 1)
-        self.pieces = PieceFetch(sizes, rank, count, now_ns, stall_ns=self._stall_ns)
+        rank, count = self.target.place
+        most = self.target.window_bytes_max(sum(sizes.values()))
+        self.pieces = PieceFetch(sizes, rank, count, now_ns, stall_ns=self._stall_ns, most=most)
         decisions: list[Decision] = []
         for peer in self.target.sources():
             if present.is_up(peer):
@@ -379,6 +377,9 @@ class Download:
         assert self.target is not None
         decisions: list[Decision] = []
         if digest == self.map[number]:
+            others = pieces.others_asked(number, source) if self.target.cancels else ()
+            if others:
+                decisions.append(AnnouncePieces(others, (number,)))
             asks = pieces.arrived(source, number, now_ns, sound=True)
             if not pieces.wants(number):
                 self.rx_bytes += self._own.layout.piece(number).length
@@ -391,7 +392,7 @@ class Download:
             decisions += pieces.arrived(source, number, now_ns, sound=False)
         else:  # the member is changing this piece
             decisions += pieces.refuse(source, [number], now_ns)
-        if len(self._news) >= NEWS_PIECES_MAX:
+        if len(self._news) >= self.target.news_pieces(len(self.wanted)):
             decisions += self._tell_news(present)
         return decisions + self._conclude(present)
 
@@ -458,18 +459,18 @@ class Download:
         if target is None or self._is_over:
             return []
         if self.complete:
-            self._starving_since_ns = None
+            self.starving_since_ns = None
             done = not self.is_done and not self._awaits_maps
             return [PiecesComplete(), *(self._finish(present) if done else ())]
         now_ns, fetching = present.now_ns, self.pieces is not None
         if self._starves:
-            since_ns = self._starving_since_ns
-            self._starving_since_ns = since_ns = now_ns if since_ns is None else since_ns
+            since_ns = self.starving_since_ns
+            self.starving_since_ns = since_ns = now_ns if since_ns is None else since_ns
             waits = now_ns - since_ns < self._stall_ns
             ends = not waits or not target.has_hope(present, fetching=fetching)
         else:
             if fetching:  # else keep it: members may ask each other in turn for maps that none has
-                self._starving_since_ns = None
+                self.starving_since_ns = None
             stalls, silent_ns = target.silent_stalls, now_ns - self._moved_ns
             ends = fetching and stalls is not None and silent_ns >= stalls * self._stall_ns
         if not ends:

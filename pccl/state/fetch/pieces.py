@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from pccl.protocol.types import PeerId
 from pccl.state.fetch.slots import Board, SlotSet, block_of, first_of, ones, union
-from pccl.state.fetch.source import ASK_PIECES_MAX, Source
+from pccl.state.fetch.source import ASK_PIECES_MAX, WINDOW_MAX_BYTES, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +51,30 @@ class PieceFetch:
         fetchers: number of these members, this one included.
         now_ns: the current time in nanoseconds; it never goes back.
         stall_ns: nanoseconds without a byte after which a source with outstanding pieces stalls.
+        most: the longest window of a source in bytes. If it is shorter than ``WINDOW_MAX_BYTES``,
+            this member asks a full source first for its own share of the pieces, 1 / fetchers, and
+            then for little at a time: other fetchers send it the rest.
     """
 
     def __init__(
-        self, sizes: Mapping[int, int], rank: int, fetchers: int, now_ns: int, *, stall_ns: int
+        self,
+        sizes: Mapping[int, int],
+        rank: int,
+        fetchers: int,
+        now_ns: int,
+        *,
+        stall_ns: int,
+        most: int = WINDOW_MAX_BYTES,
     ) -> None:
+        self._most = most
         self._now_ns = now_ns
         self._stall_ns = stall_ns
         ordered = sorted(sizes)
         begin = len(ordered) * rank // fetchers
+        self._share = len(ordered)
+        """Slots below this one are requested from a full source without hesitation."""
+        if most < WINDOW_MAX_BYTES:
+            self._share = len(ordered) * (rank + 1) // fetchers - begin
         self._pieces = ordered[begin:] + ordered[:begin]
         """Number of the piece of each slot."""
         self._board = Board([sizes[piece] for piece in self._pieces])
@@ -112,6 +127,12 @@ class PieceFetch:
         known = self._sources.get(source)
         return () if known is None else tuple(self._pieces[slot] for slot in known.outstanding)
 
+    def others_asked(self, piece: int, source: PeerId) -> tuple[PeerId, ...]:
+        """Return the sources that may still send ``piece``, apart from ``source``."""
+        slot = self._slots.get(piece)
+        others = (one for one in self._sources.values() if one.peer != source)
+        return tuple(one.peer for one in others if slot in one.outstanding or slot in one.late)
+
     def sources(self) -> tuple[Source, ...]:
         """Return all sources ever added, in that order. Callers must not change them."""
         return tuple(self._sources.values())
@@ -131,7 +152,7 @@ class PieceFetch:
         self._now_ns = now_ns
         known = self._sources.get(source)
         if known is None:
-            known = self._sources[source] = Source(source)
+            known = self._sources[source] = Source(source, self._most)
         if not known.live:
             known.revive(now_ns, None if pieces is None else SlotSet(len(self._pieces)))
         if pieces is None:
@@ -305,7 +326,7 @@ class PieceFetch:
             room = self._board.free.summary and source.has_room
             while room:
                 slot = self._next(source)
-                if slot is None:
+                if slot is None or (slot >= self._share and not source.may_exceed):
                     break
                 room = source.fits(self._board.sizes[slot])
                 if room and not self._left_to_others(source, slot):

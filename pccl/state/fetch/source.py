@@ -11,6 +11,9 @@ WINDOW_MAX_BYTES = 64 << 20
 """Bounds of a window: the bytes requested from a source and not received. A window is what the
 source sends in a second. This covers the round trip of any link, and a lost source costs little."""
 
+SPARE_BYTES = 256 << 10
+"""A full source is asked for that much at a time beyond the share of a fetcher."""
+
 OUTSTANDING_MAX = 4096
 """Limit of outstanding pieces of one source; a window has room for many thousands of tiny ones."""
 
@@ -54,8 +57,9 @@ class Source:
         strikes: number of wrong pieces that it has sent; a single wrong piece makes it distrusted.
     """
 
-    def __init__(self, peer: PeerId) -> None:
+    def __init__(self, peer: PeerId, window_bytes_max: int = WINDOW_MAX_BYTES) -> None:
         self.peer = peer
+        self._window_bytes_max = window_bytes_max
         self.got_bytes = 0
         self.strikes = 0
         self.revive(0, None)
@@ -71,7 +75,7 @@ class Source:
         self.late: dict[int, None] = {}
         self.stalled = self.overdue = self.probing = False
         self.rate: float | None = None
-        self.window_bytes = WINDOW_MIN_BYTES
+        self.window_bytes = min(WINDOW_MIN_BYTES, self._window_bytes_max)
         self.silent_since_ns = now_ns
         self._idle_since_ns = now_ns
         self._sample_since_ns = now_ns
@@ -95,7 +99,7 @@ class Source:
         if not self.outstanding:
             return self.askable
         return (
-            self.outstanding_bytes + PIECE_BYTES <= self.window_bytes
+            self.outstanding_bytes + min(PIECE_BYTES, self.window_bytes // 2) <= self.window_bytes
             and len(self.outstanding) + ASK_PIECES_MAX <= OUTSTANDING_MAX
             and self.askable
         )
@@ -109,6 +113,11 @@ class Source:
             and len(self.outstanding) < OUTSTANDING_MAX
             and not self.probing
         )
+
+    @property
+    def may_exceed(self) -> bool:
+        """Whether it may be asked for more than the share of this fetcher."""
+        return self.partial or self.outstanding_bytes < min(SPARE_BYTES, self._window_bytes_max)
 
     def has(self, slot: int) -> bool:
         """Whether the source has ``slot``, as far as it has announced."""
@@ -157,7 +166,7 @@ class Source:
         else:
             self.rate += (sample - self.rate) * elapsed_ns / (elapsed_ns + SMOOTHING_NS)
         self.rate = max(self.rate, RATE_MIN)
-        self.window_bytes = min(max(int(self.rate), WINDOW_MIN_BYTES), WINDOW_MAX_BYTES)
+        self.window_bytes = min(max(int(self.rate), WINDOW_MIN_BYTES), self._window_bytes_max)
         self._sample_since_ns = now_ns
         self._sample_bytes = 0
 

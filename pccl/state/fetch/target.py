@@ -10,7 +10,7 @@ from pccl.protocol.shared_state import Elected
 from pccl.protocol.types import NS_PER_S, PeerId
 from pccl.state.digests import PieceMap
 from pccl.state.fetch.maps import MapRequest
-from pccl.state.fetch.source import STRIKES_MAX
+from pccl.state.fetch.source import STRIKES_MAX, WINDOW_MAX_BYTES
 
 REFRESH_NS = 2 * NS_PER_S
 """Interval at which a newcomer asks the members for newer maps, once its prefetch has ended."""
@@ -37,6 +37,10 @@ class Present:
         return self.links.get(peer, False)
 
 
+NEWS_PIECES_MAX = 64
+"""A fetcher announces new pieces to other fetchers once it has this many, or at the next tick."""
+
+
 class ElectedTarget:
     """The target of a synchronization: the elected contents.
 
@@ -55,6 +59,8 @@ class ElectedTarget:
     """Whether a complete download may continue with newer contents."""
     silent_stalls: int | None = None
     """Stall times without a byte after which the download fails; None: the master decides."""
+    cancels = False
+    """Whether it tells sources that a piece has come from another one."""
 
     def __init__(
         self, elected: Elected, own: PeerId, ring: tuple[PeerId, ...], mine: PieceMap
@@ -78,6 +84,20 @@ class ElectedTarget:
         self._passed: set[PeerId] = set()
         """Peers not to ask for a map again before the next tick."""
         self.fetchers = tuple(sorted({*elected.behind, *elected.outdated}))
+
+    def window_bytes_max(self, nbytes: int) -> int:
+        """Return the longest window of one source in a download of ``nbytes``."""
+        return WINDOW_MAX_BYTES
+
+    def news_pieces(self, count: int) -> int:
+        """Return how many new pieces are announced together, of ``count``."""
+        return NEWS_PIECES_MAX
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Return the rank of this peer among the fetchers, and their number."""
+        rank = self.fetchers.index(self._own) if self._own in self.fetchers else 0
+        return rank, max(len(self.fetchers), 1)
 
     @property
     def is_met(self) -> bool:
@@ -184,6 +204,8 @@ class ShownTarget:
     silent_stalls: int | None = SILENT_STALLS
     fetchers: tuple[PeerId, ...] = ()
     is_met = False
+    cancels = False
+    place: tuple[int, int] = 0, 1
 
     def __init__(self, mine: PieceMap, only: bytes = b"") -> None:
         self._only = only
@@ -203,6 +225,14 @@ class ShownTarget:
     def lacks_map(self) -> bool:
         """Whether the digests of the pieces to fetch are still unknown."""
         return not self.content
+
+    def window_bytes_max(self, nbytes: int) -> int:
+        """Return the longest window of one source in a download of ``nbytes``."""
+        return WINDOW_MAX_BYTES
+
+    def news_pieces(self, count: int) -> int:
+        """Return how many new pieces are announced together, of ``count``."""
+        return NEWS_PIECES_MAX
 
     def lacks(self, *, may_differ: bool) -> bool:
         """Whether the download fetches contents of this kind."""
@@ -258,6 +288,3 @@ class ShownTarget:
         """If ``looks_again``, ask all members for their maps again."""
         if looks_again:
             self._due.update(dict.fromkeys(present.links))
-
-
-Target = ElectedTarget | ShownTarget

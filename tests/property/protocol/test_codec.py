@@ -239,6 +239,8 @@ def _fill_samples() -> None:
     quorum = [3, 0.5, 250]
     change = [9, 2, [[1, 5, 8, b"6"]]]
     lineage = [b"run", op]
+    delta = [b"before", b"after", [b"layout", b"content"], 17]
+    version = [7, [b"layout", b"content"], 1 << 40, lineage, [delta]]
     later = ("", 4, 3, 250, 2.5, [["cosine", 0.25]], 1, b"fingerprint")
     bodies: dict[type[Any], list[Any]] = {
         msg.Register: [1, *registration],
@@ -298,6 +300,11 @@ def _fill_samples() -> None:
         msg.Reported: [20],
         msg.AddressQuery: [31, "h", 9, b"pad"],
         msg.AddressIs: [95, "10.0.0.7", True, "connection refused", 10**15, 41201, True, b""],
+        msg.AnnounceVersions: [32, [version]],
+        msg.Subscribe: [33, 2, 9, "h", ["10.0.0.7"], "alice"],
+        msg.ReaderLives: [34],
+        msg.Subscribed: [96, 7, 1, b"run", [b"key", b"signature"]],
+        msg.CurrentVersion: [97, version, members, members, 2, 5],
         msg.EvidenceRequest: [26, 1, 2],
         msg.EvidenceReply: [27, 7, b"data", ""],
         msg.EvidenceQuery: [88, 7, 3],

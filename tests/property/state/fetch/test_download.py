@@ -27,8 +27,9 @@ from pccl.state.fetch.download import (
     StagePieces,
 )
 from pccl.state.fetch.pieces import Ask
+from pccl.state.fetch.published import Target
 from pccl.state.fetch.source import OUTSTANDING_MAX, STRIKES_MAX, WINDOW_MAX_BYTES
-from pccl.state.fetch.target import ElectedTarget, Present, ShownTarget, Target
+from pccl.state.fetch.target import ElectedTarget, Present, ShownTarget
 from pccl.state.layout import Entry, StateLayout
 
 OWN = PeerId(1)

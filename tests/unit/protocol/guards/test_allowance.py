@@ -46,7 +46,7 @@ def test_what_a_stranger_may_send() -> None:
     allowed = {kind.__name__: PEERS_BYTES_MAX[Trust.STRANGER].get(kind, 0) for kind in FROM_PEERS}
     assert {name for name, size in allowed.items() if size} == {
         *("Register", "Resume", "Return", "StatusRequest", "RunQuery", "Goodbye"),
-        *("Damaged", "EvidenceRequest", "AddressQuery"),
+        *("Damaged", "EvidenceRequest", "AddressQuery", "Subscribe"),
     }
     assert allowed.pop("AddressQuery") < PADDING_BYTES_MAX + 512
     assert max(allowed.values()) < 1024
@@ -62,11 +62,18 @@ def test_a_newcomer_sends_little() -> None:
 @pytest.mark.parametrize("kind", REPORTS)
 def test_only_a_returning_peer_reports(kind: type[Any]) -> None:
     allowed = [PEERS_BYTES_MAX[trust].get(kind, 0) for trust in Trust]
-    assert allowed == [0, 0, BYTES_MAX[kind], BYTES_MAX[kind], 0]
+    assert allowed == [0, 0, BYTES_MAX[kind], BYTES_MAX[kind], 0, 0]
+
+
+def test_a_reader_says_only_that_it_lives() -> None:
+    allowed = {kind.__name__ for kind in FROM_PEERS if PEERS_BYTES_MAX[Trust.READER].get(kind)}
+    assert allowed == {"ReaderLives", "Damaged"}
+    others = [trust for trust in Trust if PEERS_BYTES_MAX[trust].get(msg.ReaderLives)]
+    assert others == [Trust.READER]
 
 
 def test_what_a_run_that_goes_on_needs_not_is_charged() -> None:
-    assert [trust in CHARGED for trust in Trust] == [True, True, True, False, False]
+    assert [trust in CHARGED for trust in Trust] == [True, True, True, False, False, True]
 
 
 def test_nothing_that_a_member_sends_is_larger_than_a_heartbeat() -> None:

@@ -701,3 +701,15 @@ def test_the_same_events_give_the_same_transfer() -> None:
 
     assert once() == once()
     assert sorted(once()) == list(range(150))
+
+
+def test_a_full_source_is_asked_for_the_own_share_first_and_then_for_little() -> None:
+    sizes = dict.fromkeys(range(8), MIB)
+    fetch = PieceFetch(sizes, 1, 4, 0, stall_ns=NS_PER_S, most=2 * MIB)
+    member, reader = PeerId(1), PeerId(2)
+    assert fetch.add_source(member, 0) == [Ask(member, (2, 3))]
+    assert fetch.arrived(member, 2, 1, sound=True) == []  # nothing of the others' shares yet
+    assert fetch.arrived(member, 3, 2, sound=True) == [Ask(member, (4,))]
+    assert fetch.add_source(reader, 3, [4, 5, 6]) == [Ask(reader, (5, 6))]
+    assert fetch.others_asked(5, member) == (reader,)
+    assert fetch.others_asked(5, reader) == fetch.others_asked(7, reader) == ()

@@ -1,0 +1,80 @@
+"""``pccl publish`` and ``pccl subscribe`` as users run them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pccl
+from pccl import SharedState, TensorInfo
+from tests.support.commands import PCCL, environment_with, run_to_end
+from tests.support.patience import LIMIT_S
+
+
+def state_of(values: float, revision: int) -> SharedState:
+    array = np.full((4, 5), values, np.float32)
+    state = SharedState([TensorInfo.from_numpy(array, "w")])
+    state.revision = revision
+    return state
+
+
+@pytest.fixture
+def master() -> Iterator[str]:
+    node = pccl.MasterNode("127.0.0.1:0")
+    node.run()
+    yield node.address
+    node.interrupt()
+
+
+def test_a_file_goes_from_a_publisher_to_readers(master: str, tmp_path: Path) -> None:
+    file, there, log = tmp_path / "model.safetensors", tmp_path / "there.st", tmp_path / "log"
+    state_of(1, 3).save(file)
+    environment = environment_with()
+    publisher = subprocess.Popen(
+        [*PCCL, "publish", str(file), master, "--interval", "0.1"],
+        stdout=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+    reader = None
+    try:
+        assert publisher.stdout is not None
+        assert publisher.stdout.readline() == f"version 3: 80 bytes of {file}\n"
+        once = run_to_end(
+            *PCCL, "subscribe", str(there), master, "--once", "--json", env=environment,
+            limit_s=LIMIT_S,
+        )  # fmt: skip
+        assert json.loads(once.stdout)["version"] == 3
+        assert SharedState.load(there).revision == 3
+        command = f"echo $PCCL_VERSION $PCCL_FILE >> {log}"
+        reader = subprocess.Popen(
+            [*PCCL, "subscribe", str(there), master, "--run", command],
+            stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == f"version 3: 80 bytes in {there}\n"
+        state_of(2, 4).save(file)
+        assert publisher.stdout.readline() == f"version 4: 80 bytes of {file}\n"
+        assert reader.stdout.readline() == f"version 4: 80 bytes in {there}\n"
+        array = SharedState.load(there).tensor_infos[0].tensor
+        assert np.array_equal(array, np.full((4, 5), 2, np.float32))  # type: ignore[arg-type]
+        assert log.read_text().splitlines()[0] == f"3 {there}"
+    finally:
+        for process in (publisher, reader):
+            if process is not None:
+                process.kill()
+                process.communicate()
+
+
+def test_mistakes_end_with_a_line(master: str, tmp_path: Path) -> None:
+    file = tmp_path / "none.safetensors"
+    missing = run_to_end(*PCCL, "publish", str(file), master, env=environment_with())
+    assert (missing.returncode, "cannot publish" in missing.stderr) == (1, True)
+    late = run_to_end(
+        *PCCL, "subscribe", str(file), master, "--timeout", "0.3", env=environment_with()
+    )
+    assert late.returncode == 1
+    assert "the members have published no version yet" in late.stderr
