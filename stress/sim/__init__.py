@@ -9,6 +9,7 @@
 * ``scenarios``: what a seed draws, and how a scenario is stored, replayed and reduced.
 * ``workloads``: the applications that simulated processes run.
 * ``store``: the run's key-value store in simulated runs.
+* ``publication``: published versions in simulated runs, and their readers.
 * ``faults``: faults of a simulated run: each is a dataclass with a script that carries it out.
 * ``parts``: the objects that all parts of one simulated run share.
 * ``builder``: builds the masters, the peers with their applications, and the links of a run.

@@ -58,6 +58,7 @@ from pccl.runtime.state.session import StateSession
 from pccl.state import election
 from pccl.stress.sim import planted_quorums as planted_quorums
 from pccl.stress.sim.planting import PLANTED, change, does, private, says
+from pccl.stress.sim.publication import planted_publication as planted_publication
 from pccl.stress.sim.store import planted_store as planted_store
 from pccl.topology.link_steps import LeaveRelay
 from pccl.topology.link_upkeep import LinkUpkeep

@@ -22,6 +22,8 @@ from pccl.stress.sim.faults.master import MasterDeath
 from pccl.stress.sim.loop import Deadlock, OutOfTime, VirtualLoop
 from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
+from pccl.stress.sim.publication.checker import PublicationChecker
+from pccl.stress.sim.publication.readers import SimReaders
 from pccl.stress.sim.scenarios.scenario import Scenario, draw
 from pccl.stress.sim.scenarios.to_train import draw_to_train
 from pccl.stress.sim.stage import Seat, Stage
@@ -79,6 +81,8 @@ class Simulation:
             )
         if scenario.store:
             checkers.store = StoreChecker(checkers.done, may_lose=scenario.standby)
+        if scenario.readers:
+            checkers.publication = PublicationChecker(scenario.seed, checkers.done, loop.now_ns)
         if scenario.training is not None:
             axes = scenario.processes_max
             checkers.training = TrainingCheckers(
@@ -87,11 +91,12 @@ class Simulation:
             checkers.departures = Departures(checkers, scenario.latency_ns)
         self._errors: list[BaseException | str] = []
         self._rng = Random(f"{scenario.seed}/starts")
-        self.stage = Stage(
-            RunParts(scenario, loop, self.trace, checkers, application),
-            self.excuses,
-            self._on_done,
-        )
+        parts = RunParts(scenario, loop, self.trace, checkers, application)
+        self.stage = stage = Stage(parts, self.excuses, self._on_done)
+        self.readers: SimReaders | None = None
+        if checkers.publication is not None:
+            self.readers = SimReaders(parts, stage.network, checkers.publication)
+            checkers.publication.working = self._working
         loop.set_exception_handler(self._on_loop_error)
 
     def run(self) -> Verdict:
@@ -133,6 +138,8 @@ class Simulation:
     async def _main(self) -> None:
         scenario, stage = self.scenario, self.stage
         await stage.start()
+        if self.readers is not None:
+            self.readers.start()
         for fault in scenario.faults:
             fault.plant(stage)
         if scenario.training is not None and scenario.settles_ns:
@@ -152,8 +159,15 @@ class Simulation:
             ending = str(seat.workload.ended_with) if seat.alive else "killed"
             self.verdict.endings[ending] = self.verdict.endings.get(ending, 0) + 1
         self.checkers.look_at_memory()
+        if self.readers is not None:
+            self.readers.close()
         stage.close()
         self._check_liveness([seat for seat in stage.seats if seat.alive])
+
+    def _working(self) -> set[str]:
+        """Return the names of the processes of group 0 that have not finished."""
+        seats = (seat for seat in self.stage.seats if seat.process.group == 0)
+        return {seat.process.name for seat in seats if seat.alive and not seat.is_over}
 
     # -- liveness --------------------------------------------------------------------------------
 

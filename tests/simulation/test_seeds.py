@@ -59,6 +59,9 @@ EXCHANGES = (
 STORES = range(12)
 """Seeds of the mix ``store``."""
 
+PUBLISHED = range(8)
+"""Seeds of the mix ``publishing``."""
+
 SEALED_SEEDS = 5
 """How many seeds of each mix are played with encrypted connections."""
 
@@ -166,6 +169,7 @@ CAUGHT_IN_MIX = {
     "left_relays_kept": ("quorum", 820234),
     "newcomers_elect_alone": ("quorum", 27),
     "newest_missed_first": ("quorum", 41),
+    "old_version_never_left": ("publishing", 0),
     "own_input_for_late_result": ("quorum", 9),
     "participants_not_adopted": ("quorum", 191),
     "posted_for_all": ("quorum", 10),
@@ -173,6 +177,7 @@ CAUGHT_IN_MIX = {
     "store_not_reported": ("store", 15),
     "subsets_outlive_their_view": ("exchange", 5),
     "unclaimed_forgotten": ("quorum", 27),
+    "version_changed_in_place": ("publishing", 0),
 }
 """Likewise of other mixes: the library before a majority stored what is told, before it verified
 what it reads, and before it owed anything to members that it went on without."""
@@ -316,6 +321,12 @@ def test_the_store_loses_nothing_and_counts_each_addition_once() -> None:
     result = play("store", STORES)
     counts = {what: result["done"].get(what, 0) for what in MIXES["store"].done}
     assert all(count >= 30 for count in counts.values()), counts
+
+
+def test_readers_show_what_was_published_and_reach_the_last_version() -> None:
+    result = play("publishing", PUBLISHED)
+    counts = {what: result["done"].get(what, 0) for what in MIXES["publishing"].done}
+    assert all(count >= 3 for count in counts.values()), counts
 
 
 def test_two_masters_never_tell_two_outcomes() -> None:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pccl.stress.sim.checkers.training import TrainingCheckers
     from pccl.stress.sim.checkers.turns import Departures
     from pccl.stress.sim.process import PeerProcess
+    from pccl.stress.sim.publication.checker import PublicationChecker
     from pccl.stress.sim.store.checker import StoreChecker
 
 Array = npt.NDArray[Any]
@@ -89,6 +90,8 @@ class Checkers:
         """Checks shared state; None: the run has no shared state."""
         self.store: StoreChecker | None = None
         """Checks calls to the run's store; None: nobody calls it."""
+        self.publication: PublicationChecker | None = None
+        """Checks what members publish and readers show; None: there are no readers."""
         self.training: TrainingCheckers | None = None
         """Checks processes that train; None: no process trains."""
         self.departures: Departures | None = None

@@ -25,6 +25,7 @@ from pccl.stress.sim.scenarios.scenario import (
     draw_corrupted,
     draw_two_masters,
     draw_with_exchanges,
+    draw_with_readers,
     draw_with_store,
 )
 from pccl.stress.sim.scenarios.to_train import draw_to_train
@@ -110,6 +111,15 @@ MIXES: dict[str, Mix] = {
         draw_with_store,
         _OF_CALLS,
         done=tuple(f"store.{call}" for call in ("add", "set", "get", "wait")),
+        seeds_min=500,
+    ),
+    "publishing": Mix(
+        draw_with_readers,
+        _of_calls_without("behind_nat", "master_death", "takeover"),
+        done=(
+            *("version published", "version read", "readers have the last version"),
+            *("reader killed", "reader frozen", "reader cut off"),
+        ),
         seeds_min=500,
     ),
     "corruption": Mix(

@@ -126,6 +126,8 @@ class Scenario:
     """Exchanges and reductions of parts, which each iteration makes one after the other."""
     store: bool = False
     """Whether each process calls the run's store, beside its joint calls."""
+    readers: int = 0
+    """How many processes outside the run read the versions that the members of group 0 publish."""
     optimizes: bool = False
     min_peers: int = 1
     """``min_peers`` of the first ``connect`` of each process, which has a time limit."""
@@ -398,6 +400,22 @@ def draw_with_store(seed: int) -> Scenario:
     In every third run, a living first master is cut off from some members.
     """
     return replace(draw(seed) if seed % 3 else draw_two_masters(seed), store=True)
+
+
+def draw_with_readers(seed: int) -> Scenario:
+    """Draw the scenario of ``seed`` in which members publish, and processes outside the run read.
+
+    The run has one master, which lives or comes back, and readers can dial all members.
+    """
+    plain = draw(seed)
+    not_for_readers = (BehindNat, MasterDeath, Takeover)
+    faults = tuple(
+        fault
+        for fault in plain.faults
+        if not isinstance(fault, not_for_readers) and not fault.needs_standby
+    )
+    readers = Random(f"{seed}/how many read").choice((1, 2, 3, 3, 6))
+    return replace(plain, readers=readers, faults=faults, standby=False, settles_ns=0)
 
 
 def _settling_ns(timing: Timing) -> int:

@@ -41,6 +41,7 @@ from pccl.stress.sim.checkers.outcomes import Violation
 from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
+from pccl.stress.sim.publication.work import PublishWork
 from pccl.stress.sim.scenarios.scenario import Buckets, Slot, Style
 from pccl.stress.sim.store.work import StoreWork
 from pccl.stress.sim.workloads.application import Application, name_of, patience_s
@@ -85,6 +86,9 @@ class Workload(Application):
         self._store: StoreWork | None = None
         if parts.checkers.store is not None:
             self._store = StoreWork(parts, parts.checkers.store, process, self._calls)
+        self._publishing: PublishWork | None = None
+        if parts.checkers.publication is not None and process.group == 0:
+            self._publishing = PublishWork(parts, parts.checkers.publication, process, self._calls)
         self._iteration = 0
         self._rejoins = False
         """Whether the next life begins with ``update_topology`` instead of ``connect``."""
@@ -103,6 +107,8 @@ class Workload(Application):
         else:
             await self._connect(life)
         work = self._work(rejoined=rejoins)
+        if self._publishing is not None:
+            work = self._publishing.during(work)
         await (work if self._store is None else self._store.during(work))
 
     def _is_final(self, error: PCCLError) -> bool:
