@@ -105,6 +105,8 @@ class DiLoCo(torch.optim.Optimizer):
             ``Communicator.all_reduce``, the same for all peers. Late work goes into the next round.
         data: gives each peer samples of its own; a step weighs as many as its samples. All peers
             use one, or none. The model must not be sharded.
+        publish_every: outer steps between two versions of the model that readers outside the run
+            get (docs/publishing.md), numbered by outer steps; the same for all peers. None: none.
         on_event: functions that receive each event, on the training thread.
 
     Raises:
@@ -135,9 +137,12 @@ class DiLoCo(torch.optim.Optimizer):
         quorum: int | float | None = None,
         grace_s: float | str = "auto",
         data: ElasticSampler | None = None,
+        publish_every: int | None = None,
         on_event: Consumer | Iterable[Consumer] = (),
     ) -> None:
         check_communicator(comm)
+        if publish_every is not None:
+            check_count("publish_every", publish_every)
         guard = pccl.Guard() if guard is None else guard
         agreed = agreed_settings(guard, quorum, grace_s)
         named = named_parameters(params, inner)
@@ -169,7 +174,7 @@ class DiLoCo(torch.optim.Optimizer):
         )
         self._caller = JointCaller(comm, ReplicaCalls(
             comm, self._outer, self._schedule, min_peers, self._compression, self._model.shards,
-            guard, QuorumOptions(quorum, grace_s), radial=radial,
+            guard, QuorumOptions(quorum, grace_s), radial=radial, publish_every=publish_every or 0,
         ))  # fmt: skip
         weakref.finalize(self, self._caller.stop)
         if self._schedule.is_round_late and not eager and self._outer.has_momentum:

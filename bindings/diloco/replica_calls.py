@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -134,6 +135,7 @@ class ReplicaCalls:
         quorum: quorum of the calls, and its grace; None: all calls wait for all members.
         clock: returns the current time in seconds.
         radial: for each fragment, its radial-directional averages; empty: rounds take the mean.
+        publish_every: outer steps between two published versions; 0: nothing is published.
 
     Attributes:
         tell: called with each event; the driver sets it before ``run``.
@@ -152,6 +154,7 @@ class ReplicaCalls:
         quorum: QuorumOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
         radial: Sequence[RadialFragment] = (),
+        publish_every: int = 0,
     ) -> None:
         self.tell: Callable[[JointNews], None]
         self.has_entered = False
@@ -164,6 +167,8 @@ class ReplicaCalls:
         self._quorum = {} if quorum is None else quorum.options
         self._clock = clock
         self._radial = tuple(radial)
+        self._publish_rounds = publish_every * len(outer.fragments)
+        self._must_publish = False
         checked = None if guard is None else check_guard(guard)
         self._excludes_infinite = (
             checked is not None and checked.not_finite is pccl.GuardAction.EXCLUDE
@@ -240,6 +245,10 @@ class ReplicaCalls:
                 yield ReplicaCall("update_topology", options=self._quorum)
                 return self._members()
             case Sync():
+                if self._must_publish:  # the parameters are still those of the round
+                    self._must_publish = False
+                    with suppress(NotConnected):  # then the synchronization says why
+                        yield ReplicaCall("publish", (self._outer.published(),))
                 return (yield from self._sync())
             case Take():
                 return self._lend((yield effect))
@@ -436,6 +445,8 @@ class ReplicaCalls:
             buffers = self._outer.buffers.copies()
             for number in notice.corrected:
                 self._compression.feedback.forget(self._name(number))
+        if isinstance(notice, RoundCommitted) and self._publish_rounds:
+            self._must_publish = self._outer.ledger.number % self._publish_rounds == 0
         samples, lease = self._outer.samples, None
         if samples is not None and isinstance(notice, Entered | RoundCommitted):
             lease = lease_of(samples, self._comm.peer_id)

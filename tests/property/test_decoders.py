@@ -63,7 +63,9 @@ from pccl.runtime.master_store import DirectoryStore
 from pccl.runtime.state.frames import numbers_of, pack_numbers
 from pccl.runtime.state.results import ResultNews
 from pccl.state.checkpoint_header import Checkpoint, CheckpointTensor, checkpoint_of, header_of
+from pccl.state.delta import apply_delta
 from pccl.state.layout import Entry, StateLayout
+from pccl.state.versions import name_and_shape
 from pccl.stress.emulator.spec import LinkSpec
 from pccl.stress.studies.storm.storm import Storm
 from pccl.stress.timeline import FaultKind, Timeline, TimelineError, TimelineFault
@@ -124,6 +126,13 @@ class Decoder:
     byte_by_byte: Callable[[bytes], object] | None = None
     bend: Callable[[Random, bytes], bytes] | None = None
     runs: tuple[str, ...] = ()
+
+
+def changed_piece(data: bytes) -> bytes:
+    """A piece of a hundred elements of two bytes, after a delta."""
+    piece = bytearray(200)
+    apply_delta(memoryview(data), memoryview(piece), 2)
+    return bytes(piece)
 
 
 def event_of(data: bytes) -> object:
@@ -572,7 +581,20 @@ DECODERS: dict[str, Decoder] = {
         ValueError,
         (LAYOUT.pack(), b""),
         write=lambda entries: StateLayout(entries).pack(),
-        runs=("pccl/runtime/state/comparison.py StateComparison.take_layout",),
+        runs=(
+            "pccl/runtime/state/comparison.py StateComparison.take_layout",
+            "pccl/state/fetch/published.py LayoutRequest.take",
+        ),
+    ),
+    "pccl/state/delta.py apply_delta": Decoder(
+        changed_piece,
+        ValueError,
+        (b"", bytes(200), b"\2\0\0\0\0\x40abcd", b"\1\0\0\0\x63ab", b"\0\0\0\0"),
+    ),
+    "pccl/state/versions.py name_and_shape": Decoder(
+        lambda data: name_and_shape(Entry(data.decode("latin-1"), DataType.FLOAT, 6)),
+        ValueError,
+        (b"weights\x002x3", b"layer.0\x006", b"\0x\x001x6x1"),
     ),
     "pccl/collectives/bitmap.py missing_in": Decoder(
         missing_in, ValueError, (b"\x09\0\xff\x01", b"\0\0", b"\x08\0\x0f")

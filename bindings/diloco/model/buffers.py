@@ -113,11 +113,11 @@ class SharedBuffers:
 
     # -- the shared state --------------------------------------------------------------------------
 
-    def infos(self) -> list[pccl.TensorInfo]:
+    def infos(self, prefix: str = "buffer/") -> list[pccl.TensorInfo]:
         """Return the entries for the shared state; those that are not averaged, as bytes."""
         return [
             pccl.TensorInfo.from_torch(
-                one if one.dtype in AVERAGED else _bytes_of(one), f"buffer/{name}"
+                one if one.dtype in AVERAGED else _bytes_of(one), f"{prefix}{name}"
             )
             for (name, _), one in zip(self._named, self.common, strict=True)
         ]

@@ -122,6 +122,7 @@ class OuterFragment:
         self.names = tuple(names)
         self._shapes = [tensor.shape for tensor in tensors]
         self._sizes = [tensor.numel() for tensor in tensors]
+        self._dtypes = [tensor.dtype for tensor in tensors]
         self.copies = HostCopies(tensors)
         wide = any(tensor.dtype == torch.float64 for tensor in tensors)
         self._dtype = torch.float64 if wide else torch.float32
@@ -150,6 +151,11 @@ class OuterFragment:
         """Return views of a flat tensor, shaped like the parameters."""
         parts = torch.split(flat, self._sizes)
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def weights(self) -> list[tuple[str, torch.Tensor]]:
+        """Return the parameters with their names, in the dtypes of the local model."""
+        views = zip(self.views(self.flat), self._dtypes, strict=True)
+        return list(zip(self.names, (view.to(dtype) for view, dtype in views), strict=True))
 
     def _load(self, tensors: Sequence[torch.Tensor]) -> None:
         for view, tensor in zip(self.views(self.flat), tensors, strict=True):
@@ -388,6 +394,14 @@ class OuterParameters:
                 "program's settings. To keep the old ones, give all peers an outer= with them",
                 ", ".join(changed),
             )
+
+    def published(self) -> pccl.SharedState:
+        """Return what readers outside the run get: parameters and buffers, by their names."""
+        named = [pair for fragment in self.fragments for pair in fragment.weights()]
+        infos = [pccl.TensorInfo.from_torch(tensor, name) for name, tensor in named]
+        state = pccl.SharedState(infos + self.buffers.infos(""))
+        state.revision = self.ledger.number // len(self.fragments)
+        return state
 
     def offer(self) -> None:
         """Copy the inner optimizer's state into the shared state, for late peers."""

@@ -43,6 +43,7 @@ from pccl.protocol.handshake.opening import (
     NO_RUN,
     OPENING_BYTES,
     PREFIX_BYTES,
+    READS,
     Channel,
     Opening,
     Security,
@@ -171,7 +172,7 @@ def test_both_sides_learn_what_the_other_has_said(
     assert [side.keys for side in wire.sides] == [None, None], "nobody wants records"
 
 
-FLAGS = st.integers(0, ENCRYPTS | HAS_AES | ASKS_ADDRESS)
+FLAGS = st.integers(0, ENCRYPTS | HAS_AES | ASKS_ADDRESS | READS)
 
 
 @settings(max_examples=60)
@@ -237,7 +238,7 @@ OPENINGS = st.builds(
     share=st.binary(min_size=32, max_size=32),
     key=st.binary(min_size=32, max_size=32),
     certificate=st.binary(min_size=64, max_size=64),
-    flags=st.integers(0, ENCRYPTS | HAS_AES | ASKS_ADDRESS),
+    flags=st.integers(0, ENCRYPTS | HAS_AES | ASKS_ADDRESS | READS),
     token_id=U64,
     run=st.binary(min_size=16, max_size=16),
     term=U32,
@@ -255,7 +256,7 @@ def test_openings_round_trip(opening: Opening) -> None:
     assert Opening.decode(opening.encode()) == opening
 
 
-@given(st.integers((ENCRYPTS | HAS_AES | ASKS_ADDRESS) + 1, (1 << 16) - 1))
+@given(st.integers((ENCRYPTS | HAS_AES | ASKS_ADDRESS | READS) + 1, (1 << 16) - 1))
 def test_flags_that_this_version_does_not_know(flags: int) -> None:
     sent = NEWCOMER.encode()
     wrong = seal(sent[:14] + flags.to_bytes(2, "little") + sent[16:-4])
