@@ -1,12 +1,15 @@
-"""``pccl publish`` hands checkpoints to readers; ``pccl subscribe`` writes versions to a file."""
+"""``pccl publish`` publishes a checkpoint; ``pccl subscribe`` writes versions to a file."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import queue
 import subprocess
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -31,16 +34,20 @@ _group_option = click.option(
     type=click.IntRange(0, 2**32 - 1),
     default=0,
     show_default=True,
-    help="The peer group whose versions these are.",
+    help="The peer group that publishes.",
 )
 _Stamp = tuple[int, int]
+
+ROUND_PAUSE_S = 0.05
+"""Pause between two calls of ``update_topology``, in seconds: members wait for the next one at most
+as long."""
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @master_options
 @_group_option
-@interval_option("Time between two looks at FILE.")
+@interval_option("How often to check FILE for changes.")
 @upload_option()
 def publish(
     file: Path,
@@ -55,8 +62,8 @@ def publish(
     The default is PCCL_MASTER, or else the run of this user's master on this machine.
 
     Publishes FILE again whenever it changes, until Ctrl-C. The process joins the run as a member,
-    and makes every update_topology that other members wait for. So give it a master of its own,
-    unless the members that train publish nothing themselves.
+    and takes part in each update_topology, but in no collective. So give it a --group of its own:
+    members of its group would wait for it in collectives, and its versions would not count.
 
     The exit code is 1 if FILE is not a checkpoint at the start, or the run is lost.
     """
@@ -75,10 +82,11 @@ def publish(
         ) as comm:
             comm.connect()
             _publish(comm, state, file)
+            lost = queue.SimpleQueue[PCCLError]()
+            threading.Thread(target=_take_part, args=(comm, lost), daemon=True).start()
             while True:
-                time.sleep(interval_s)
-                if comm.newcomers_wait or comm.is_awaited:
-                    comm.update_topology()
+                with suppress(queue.Empty):
+                    raise lost.get(timeout=interval_s)
                 if (stamp := _stamp(file)) not in (known, None):
                     known = stamp
                     try:
@@ -91,6 +99,17 @@ def publish(
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
         raise click.Abort from None
+
+
+def _take_part(comm: pccl.Communicator, lost: queue.SimpleQueue[PCCLError]) -> None:
+    """Make each ``update_topology`` with the other members, until the run or ``comm`` ends."""
+    while True:
+        try:
+            comm.update_topology()
+        except PCCLError as error:
+            lost.put(error)
+            return
+        time.sleep(ROUND_PAUSE_S)
 
 
 def _publish(comm: pccl.Communicator, state: SharedState, file: Path) -> None:
@@ -124,7 +143,7 @@ def _stamp(file: Path) -> _Stamp | None:
     "timeout_s",
     metavar="SECONDS",
     type=Seconds(0.0, min_open=True),
-    help="End with an error if no version comes for so long.  [default: no limit]",
+    help="End with an error if no version comes for this long.  [default: no limit]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each version.")
 @upload_option()
@@ -143,9 +162,9 @@ def subscribe(
 
     The default is PCCL_MASTER, or else the run of this user's master on this machine.
 
-    FILE is a checkpoint, which any reader of safetensors loads. A new version replaces it at once,
-    when it is complete and verified. Versions that come while COMMAND runs are skipped, except for
-    the newest. The process is no member of the run, and serves what it has to other readers.
+    FILE is a checkpoint, which any reader of safetensors loads. A new version replaces it when it
+    is complete and verified. While COMMAND runs, all new versions but the newest are skipped. The
+    process is no member of the run; it also serves versions to other readers.
 
     The exit code is 1 if the master refuses the reader, or if no version comes within --timeout.
     """

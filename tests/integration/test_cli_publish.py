@@ -69,6 +69,26 @@ def test_a_file_goes_from_a_publisher_to_readers(master: str, tmp_path: Path) ->
                 process.communicate()
 
 
+def test_members_of_another_group_do_not_wait_for_a_publisher(master: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    state_of(1, 3).save(file)
+    publisher = subprocess.Popen(
+        [*PCCL, "publish", str(file), master, "--group", "7"],
+        stdout=subprocess.PIPE, text=True, env=environment_with(),
+    )  # fmt: skip
+    try:
+        assert publisher.stdout is not None
+        assert publisher.stdout.readline() == f"version 3: 80 bytes of {file}\n"
+        with pccl.Communicator(master) as comm:
+            comm.connect(min_peers=2, timeout_s=LIMIT_S)
+            for _ in range(5):
+                comm.update_topology(timeout_s=LIMIT_S)
+            assert comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) == 2
+    finally:
+        publisher.kill()
+        publisher.communicate()
+
+
 def test_mistakes_end_with_a_line(master: str, tmp_path: Path) -> None:
     file = tmp_path / "none.safetensors"
     missing = run_to_end(*PCCL, "publish", str(file), master, env=environment_with())
@@ -77,4 +97,4 @@ def test_mistakes_end_with_a_line(master: str, tmp_path: Path) -> None:
         *PCCL, "subscribe", str(file), master, "--timeout", "0.3", env=environment_with()
     )
     assert late.returncode == 1
-    assert "the members have published no version yet" in late.stderr
+    assert "no version has been published by more than half of the group yet" in late.stderr

@@ -205,7 +205,7 @@ class ReaderMachine(Machine[ReaderEvent, ReaderEffect]):
             case msg.Subscribed(peer, term, run, certificate):
                 self.peer, self.term, self.run = peer, term, run
                 self.certificate = certificate
-                self.waits_for = "the members have published no version yet"
+                self.waits_for = "no version has been published by more than half of the group yet"
             case msg.CurrentVersion():
                 self._learn(message)
             case msg.MasterHeartbeat():
@@ -292,6 +292,7 @@ class ReaderMachine(Machine[ReaderEvent, ReaderEffect]):
         if version is None or self.fetching is not None or self._assembles:
             return
         if held is not None and version.key == held.key:
+            self.waits_for = f"version {version.number} is still the newest"
             return
         self.fetching = version
         self._fetched = 0

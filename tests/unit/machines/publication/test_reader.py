@@ -94,6 +94,17 @@ def make_reader() -> Stage:
     return stage
 
 
+def test_it_says_what_it_waits_for(reader: Stage) -> None:
+    assert reader.machine.waits_for.startswith("no version has been published by more than half")
+    reader.learn(version(1))
+    assert reader.machine.waits_for == "version 1 is being fetched"
+    reader.do(StateFetched(state(1), True))
+    reader.do(VersionAssembled(version(1), True))
+    assert reader.machine.waits_for == "version 1 is still the newest"
+    reader.learn(version(1))  # its sources have changed
+    assert reader.machine.waits_for == "version 1 is still the newest"
+
+
 def test_it_fetches_a_whole_version_first_and_then_deltas(reader: Stage) -> None:
     assert (reader.machine.peer, reader.machine.run, reader.machine.term) == (9, b"run", 2)
     reader.read(1)
