@@ -63,7 +63,7 @@ class GroupMasters:
         self._groups: list[tuple[pccl.MasterNode, str, set[int]]] = []
 
     def join(self, rank: int) -> tuple[str, str]:
-        """Return address and token of the newest master, or a new one if this rank had it."""
+        """Return address and token of the newest master, or of a new one if this rank has it."""
         if not self._groups or rank in self._groups[-1][2]:
             token = secrets.token_urlsafe(32)
             self._groups.append((start_master(token), token, set()))
@@ -126,8 +126,8 @@ class PeerActor:
         except SystemExit as ended:
             if end is None and not self._is_told:
                 raise RuntimeError(
-                    f"this peer left with SystemExit({ended.code!r}), and the run had not told it "
-                    "to: a function that is done must return"
+                    f"the function of this peer raised SystemExit({ended.code!r}), but the run had "
+                    "not told the peer to leave; let the function return when it has finished"
                 ) from ended
             end = end or (EndKind.LEFT, None)
         finally:

@@ -8,9 +8,9 @@ Each group is a run of its own. Its master is in an actor that rank 0 starts, an
 | ``reduce`` | ``reduce``: only the root's tensor changes |
 | ``reducescatter`` | ``reduce_scatter`` of the concatenated tensors |
 
-The tensors are NumPy arrays, or torch tensors of the CPU. If a member is lost, calls do not wait
-for it, but raise ``CollectiveAborted`` (for rank 0, ``MasterLost`` after 10 s), and leave what they
-send unchanged. Then destroy the group in all members, and create it again.
+The tensors are NumPy arrays, or torch tensors of the CPU. If a member is lost, calls raise
+``CollectiveAborted``, and keep their inputs unchanged. If rank 0 is lost, with the master, they
+raise ``MasterLost`` after 10 s. Then destroy the group in all members, and create it again.
 """
 
 from __future__ import annotations
@@ -112,7 +112,10 @@ class RayGroup(_BaseGroup):
             self._comm.connect(min_peers=world_size, timeout_s=ends_s - time.monotonic())
             ranks = self._comm.all_gather_object(rank, timeout_s=GROUP_S)
             if sorted(ranks) != list(range(world_size)):
-                raise ValueError(f"group {group_name!r}: its members give as ranks {ranks}")
+                raise ValueError(
+                    f"group {group_name!r}: its members have the ranks {ranks}; "
+                    f"give each of 0 to {world_size - 1} to one member"
+                )
             self._members = self._comm.subgroup([ranks.index(one) for one in range(world_size)])
         except BaseException:
             self._comm.close()
@@ -211,7 +214,7 @@ class RayGroup(_BaseGroup):
         )
 
     def send(self, tensor: list[Any], send_options: Any) -> None:
-        """Give a tensor to one other member, which calls ``recv``."""
+        """Send a tensor to one member, which calls ``recv``."""
         if send_options.n_elements:
             raise NotImplementedError("send_multigpu: send the part itself, as tensor[:n]")
         self._members.send(
@@ -219,7 +222,7 @@ class RayGroup(_BaseGroup):
         )
 
     def recv(self, tensor: list[Any], recv_options: Any) -> None:
-        """Get a tensor from one other member, which calls ``send``."""
+        """Receive a tensor from one member, which calls ``send``."""
         if recv_options.n_elements:
             raise NotImplementedError("recv_multigpu: receive into the part itself, as tensor[:n]")
         self._members.recv(_only(tensor, "recv"), source=recv_options.src_rank)

@@ -162,5 +162,5 @@ def peer_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
         ValueError: an option that the run sets itself is given.
     """
     if taken := sorted(OURS & set(given or ())):
-        raise ValueError(f"options: {', '.join(taken)}: leave this out; the run decides it")
+        raise ValueError(f"options: remove {', '.join(taken)}; RayRun sets this itself")
     return {"num_cpus": 1, "scheduling_strategy": "SPREAD", **(given or {})}

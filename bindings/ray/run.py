@@ -38,20 +38,20 @@ class RayRun:
     do the peers.
 
     Args:
-        train: function of each peer, without arguments, which Ray must be able to pickle. What
-            ``wait`` returns is what it returns.
+        train: function of each peer, without arguments, which Ray must be able to pickle.
+            ``wait`` returns its results.
         peers: number of peers. They start as soon as the cluster has the resources.
-        options: options of the peers' actors, as ``num_gpus``, ``resources``, ``runtime_env`` or
-            ``scheduling_strategy`` of ``ray.remote``. Without them: one CPU, ``SPREAD``.
+        options: options of the peers' actors, such as ``num_gpus``, ``resources``, ``runtime_env``
+            or ``scheduling_strategy`` of ``ray.remote``. Without them: one CPU, ``SPREAD``.
         environment: environment variables of all peers.
         master: ``"host:port"`` of a master outside; several separated by commas. None: an actor on
-            the caller's node is the master; if it dies, it starts again.
+            the caller's node is the master; if it dies, another one starts at its address.
         token: the secret of the run; None: with ``master``, PCCL_TOKEN or PCCL_TOKEN_FILE of the
             caller; otherwise a new one.
         drain_s: seconds in which a peer that must leave hands over its work.
         failures_max: how often in a row the peer of a slot may raise or die. Then the run fails.
             A peer that is lost with its node, or hands over its work, does not count.
-        name: name for ``attach``. The run then goes on when the calling program has ended, until
+        name: name for ``attach``. The run then continues when the calling program has ended, until
             ``stop``. None: the run ends with the calling program, or with this object.
 
     Raises:

@@ -98,7 +98,9 @@ class Version:
             what = f"{len(there)} tensors, not {len(here)}"
             if differs := [pair for pair in pairs if len({*pair}) > 1]:
                 what = f"the tensor {differs[0][0]} where the state has {differs[0][1]}"
-            raise ValueError(f"version {self.number} has {what}; make a state like the published")
+            raise ValueError(
+                f"version {self.number} has {what}; make a state with the tensors of the version"
+            )
         with memory.claimed():
             memory.touch_all()
             for index, view in zip(shared, plain.views, strict=True):
@@ -121,7 +123,7 @@ class Version:
 
     @cached_property
     def _plain(self) -> StateMemory:
-        """The same memory, whose names tell no shapes."""
+        """The same memory, with names that contain no shapes."""
         entries = self._read.memory.layout.entries
         arrays = [np.reshape(array, -1) for array in self.tensors.values()]
         return StateMemory(
@@ -135,9 +137,9 @@ class Version:
 class Subscriber:
     """Reads, from outside a run, what a group publishes, and serves it to other readers.
 
-    It is no member: members wait for it in no call. It subscribes in the background, finds another
-    master or source by itself if one is lost, and holds the newest version. Each version that it
-    returns is complete and verified. Versions that come faster than the program asks are skipped.
+    It is not a member, so no call of the run waits for it. It subscribes in the background, finds
+    another master or source if one is lost, and keeps the newest version. Each version that it
+    returns is complete and verified. It skips versions that come faster than ``next`` is called.
 
     Args:
         address: address of the master, as for :class:`pccl.Communicator`.
@@ -204,7 +206,7 @@ class Subscriber:
 
     @property
     def version(self) -> Version | None:
-        """The newest complete version; None: there is none yet. It does not count as returned."""
+        """The newest complete version; None: there is none yet. ``next`` ignores this."""
         held = self._engine.held
         return None if held is None else Version(held)
 
@@ -214,7 +216,7 @@ class Subscriber:
         return self._io.call(lambda: self._engine.exchange.total_received_bytes)
 
     def next(self, timeout_s: float | None = None) -> Version:
-        """Return the newest version, once there is another one than this call returned last.
+        """Wait for a version that this method has not returned yet, and return the newest.
 
         Args:
             timeout_s: budget of the call in seconds; None: no limit.
@@ -229,7 +231,7 @@ class Subscriber:
         return Version(self._last)
 
     async def next_async(self, timeout_s: float | None = None) -> Version:
-        """Do the same as :meth:`next`, in a program with asyncio."""
+        """Do the same as :meth:`next`, for asyncio."""
         with _named():
             submission = self._submitted(timeout_s)
             finished = submission.start().finished

@@ -1,11 +1,11 @@
-"""``make release-check``: what a release has to pass besides the tests of the tree.
+"""``make release-check``: the checks of a release, besides the tests of the tree.
 
-* Two builds of sdist and wheel give the same bytes; ``twine`` finds no mistake in them.
+* Two builds of sdist and wheel give the same bytes; ``twine`` accepts them.
 * With each Python that is found here, the wheel is installed in a fresh environment, and two
   processes reduce, without torch.
-* The unit tests pass with the lowest version of each dependency.
+* The unit tests pass with the lowest version of each dependency that they need.
 
-The files, and an SBOM (CycloneDX) of what the wheel brings along, are then in ``dist/``.
+The files, and an SBOM (CycloneDX) of the wheel and its dependencies, are then in ``dist/``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
 
 @contextmanager
 def step(name: str) -> Generator[None]:
-    """Say what begins, and how long it took."""
+    """Print what begins, and how long it took."""
     began_s = time.monotonic()
     print(f"release check: {name} ...", flush=True)
     yield
@@ -76,7 +76,7 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 
 def built(folder: Path) -> Path:
-    """Build sdist and wheel twice, from what is committed; return the wheel."""
+    """Build sdist and wheel of the last commit twice; return the wheel."""
     os.environ["SOURCE_DATE_EPOCH"] = run("git", "log", "-1", "--format=%ct", cwd=ROOT).strip()
     for name in ("first", "second"):
         run("git", "clone", "--quiet", ROOT, folder / name)
@@ -114,7 +114,7 @@ def interpreters() -> Iterator[tuple[str, str]]:
         places = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/{name}"))
         found = str(places[-1]) if places else shutil.which(name)
         if found is None:
-            print(f"release check: no Python {version} here, so not checked with it", flush=True)
+            print(f"release check: Python {version} is not installed: skipped", flush=True)
         else:
             yield version, found
 
@@ -150,7 +150,7 @@ def lowest() -> Iterator[str]:
 
 
 def with_lowest(wheel: Path, folder: Path) -> None:
-    """Run the unit tests with them, on the lowest Python that is found."""
+    """Run the unit tests with the lowest versions, on the lowest Python that is found."""
     pins = folder.with_suffix(".txt")
     pins.write_text("\n".join(sorted(set(lowest()))))
     _, python = next(interpreters())

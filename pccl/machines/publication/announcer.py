@@ -8,7 +8,7 @@ from pccl.protocol.publication.versions import AnnounceVersions, PublishedVersio
 
 
 class VersionAnnouncer:
-    """Tells each master which versions this peer publishes."""
+    """Announces to each master which versions this peer publishes."""
 
     def __init__(self, out: PeerOutbox, own: PeerIdentity) -> None:
         self._versions: tuple[PublishedVersion, ...] = ()
@@ -16,11 +16,11 @@ class VersionAnnouncer:
         self._own = own
 
     def announce(self, versions: tuple[PublishedVersion, ...]) -> None:
-        """Publish ``versions``, and no others. A newcomer tells it after its admission."""
+        """Publish ``versions``, and no others. A newcomer announces them after its admission."""
         self._versions = versions
         self.repeat()
 
     def repeat(self) -> None:
-        """Tell a master that may not know it."""
+        """Announce the versions to a master that may not know them."""
         if self._versions and self._own.standing is Standing.MEMBER:
             self._out.send(AnnounceVersions(self._versions))

@@ -1,9 +1,9 @@
 """``ReaderMachine``: one process outside the run, which reads what a group publishes.
 
 It subscribes at a master, dials the members and older readers that the master names, and fetches
-the version that counts: as a chain of deltas from the version that it has, or as a whole. It goes
-on with a version that it has begun, even if a newer one counts, as long as a source has it: a slow
-reader would never have one otherwise. It shows a version only when all of it is verified.
+the version that counts: as a chain of deltas from the version that it has, or as a whole. It
+finishes a version that it has begun, even if a newer one counts, as long as a source has it:
+otherwise a slow reader would never finish one. It shows a version only when all of it is verified.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SourceLinked:
 
 @dataclass(frozen=True, slots=True)
 class StateFetched:
-    """The state of ``FetchState`` is here and verified, or it is not what it should be."""
+    """The state of ``FetchState`` has arrived and is verified, or it is wrong."""
 
     name: StateName
     fits: bool
@@ -70,7 +70,7 @@ class ReaderTick:
     has_begun: bool
     """Whether the running fetch has a piece."""
     starves: bool
-    """Whether it has lacked something for a while that no source can send."""
+    """Whether it has needed something for a while that no source can send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class FetchState:
 
 @dataclass(frozen=True, slots=True)
 class AssembleVersion:
-    """Make a version of what was fetched: apply the deltas to the version before."""
+    """Make a version from the fetched states: apply deltas to the version before."""
 
     version: PublishedVersion
     chain: tuple[VersionDelta, ...]
@@ -345,7 +345,7 @@ class ReaderMachine(Machine[ReaderEvent, ReaderEffect]):
         self._aim()
 
     def _give_up(self, wrong: Iterable[VersionDelta]) -> None:
-        """Begin again without deltas that are not what they should be, or that no source has."""
+        """Begin again without deltas that are wrong, or that no source has."""
         if not self._chain:
             self.current = None  # the members have agreed on nonsense: wait for another version
         self._wrong.update(dict.fromkeys(wrong))

@@ -1,11 +1,11 @@
 """The part of the master: which version counts, and which processes have it.
 
 A version counts once more than half of the members of its group have announced it with the same
-digests. So one member that lies cannot give readers other contents, unless it is alone. Readers
-have no vote: they neither delay a round nor enter a view.
+digests. So one member that lies cannot give readers other contents, unless it is alone in its
+group. Readers have no vote: they neither delay a round nor enter a view.
 
-The master keeps nothing of this for another one. Members announce their versions to it again, and
-readers subscribe again.
+The master stores none of this. Members announce their versions to another master, and readers
+subscribe there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pccl.protocol.publication.versions import (
 from pccl.protocol.types import Member, PeerId
 
 _DISTANCES = (*range(1, 7), *(1 << power for power in range(3, ELDERS_TOLD_MAX - 3)))
-"""A reader is told the readers that are so much older: few hops lead to any other reader."""
+"""The master names to a reader those that are so many places older: few hops lead to any other."""
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ class Publications:
     # -- readers -------------------------------------------------------------------------------
 
     def subscribe(self, connection: int, message: Subscribe, waits_for: str) -> None:
-        """Give a reader an id, and tell it what there is; or refuse it.
+        """Give a reader an id, and send it the version that counts; or refuse it.
 
         ``waits_for``: what a master without a run waits for; empty: it coordinates one.
         """

@@ -1,4 +1,4 @@
-"""Copies of states in memory of their own, made of and from deltas. Each function takes long."""
+"""Copies of states, and the deltas between them. Call these functions off the event loop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def copy_of(memory: StateMemory, entries: Sequence[Entry | None]) -> StateMemory
 
     Args:
         memory: the state.
-        entries: the entry of each tensor in the copy; None: it is left out.
+        entries: the entry of each tensor in the copy; None: the copy lacks it.
     """
     memory.load(range(len(entries)))
     copied = fresh_memory(StateLayout(entry for entry in entries if entry is not None))
@@ -42,7 +42,7 @@ def copy_of(memory: StateMemory, entries: Sequence[Entry | None]) -> StateMemory
 
 
 def delta_between(before: StateMemory, after: StateMemory) -> StateMemory:
-    """Return what has changed between two states of one layout, both with up-to-date digests."""
+    """Return the deltas between two states of one layout, both with up-to-date digests."""
     layout = after.layout
     deltas: list[bytes | memoryview] = []
     for number in range(layout.piece_count):
@@ -59,7 +59,7 @@ def delta_between(before: StateMemory, after: StateMemory) -> StateMemory:
 
 
 def apply_deltas(memory: StateMemory, deltas: StateMemory) -> list[int]:
-    """Change a state as ``deltas``, which fit its layout, say; return the changed pieces.
+    """Apply ``deltas``, which fit the layout of a state, to it; return the changed pieces.
 
     Raises:
         ValueError: a delta does not fit its piece; then the state is half changed.

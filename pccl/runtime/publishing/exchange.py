@@ -1,7 +1,7 @@
 """``VersionExchange``: the links to readers: what this process serves on them, and what it fetches.
 
-Each link has one lane. A member only serves; readers also fetch from each other. A reader is
-trusted with little: it can make a process send what it serves, and nothing else.
+Each link has one lane. A member only serves; readers also fetch from each other. All that a reader
+can do to a process is to request the states that it serves.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ASKED = (FrameKind.MAP_ASK, FrameKind.LAYOUT_ASK, FrameKind.PIECE_ASK, FrameKin
 """Frames that every process with published states answers."""
 
 _SENT = (FrameKind.MAP, FrameKind.LAYOUT, FrameKind.PIECE_LACK, FrameKind.PIECE_HAVE)
-"""Frames that only a fetch takes, besides PIECE."""
+"""Frames that only a fetch accepts, besides PIECE."""
 
 
 class OfferedState:
@@ -87,13 +87,13 @@ class VersionExchange:
         self._offers: dict[OperationId, OfferedState] = {}
         self._accepted: set[PeerId] = set()
         self._moved: dict[PeerId, tuple[int, int]] = {}
-        """Source -> bytes that it has sent, and when they grew last."""
+        """Source -> number of bytes that it has sent, and when that last changed."""
         self._is_closed = False
 
     # -- what this process serves ---------------------------------------------------------------
 
     def offer(self, memories: Iterable[StateMemory]) -> None:
-        """Serve exactly these states from now on; refuse what readers have asked of others."""
+        """Serve exactly these states from now on; refuse pending requests for others."""
         wanted = {version_operation(name_of(one.piece_map), self._group): one for one in memories}
         for operation in [one for one in self._offers if one not in wanted]:
             self._offers.pop(operation).upload.withdraw()
@@ -152,7 +152,7 @@ class VersionExchange:
         return refuse(lane, header) if kind in _ASKED else Drain(header.length)
 
     def lane_lost(self, lane: Lane, error: Exception | None) -> None:
-        """Forget a lost lane, and what waits for its link."""
+        """Forget a lost lane, and the requests that wait for its link."""
         peer, link = lane.link.peer, lane.link
         if isinstance(error, RemoteProtocolError):
             text = "closed a lane from %s: %s"
@@ -204,7 +204,7 @@ class VersionExchange:
         fetch.tick()
 
     def close(self) -> None:
-        """Close all links, and serve nothing any more."""
+        """Close all links, and stop serving."""
         self._is_closed = True
         for offered in self._offers.values():
             offered.upload.close()

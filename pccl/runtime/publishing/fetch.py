@@ -1,4 +1,4 @@
-"""``VersionFetch``: the download of one published state, whose parts it serves at the same time."""
+"""``VersionFetch``: downloads one published state, and serves its pieces at the same time."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class VersionFetch:
         self._on_layout(self, layout)
 
     def begin(self, memory: StateMemory) -> None:
-        """Fetch into ``memory``. What it has already, as its digests tell, is not fetched."""
+        """Fetch into ``memory`` the pieces that it lacks according to its digests."""
         self.memory = memory
         fetched = FetchedPieces(memory, 0, in_place=True)
         receiver = self._receiver = StateReceiver(
@@ -165,7 +165,7 @@ class VersionFetch:
             self._receiver.tick()
 
     def close(self) -> None:
-        """Stop: read and write the memory no more."""
+        """Stop reading and writing the memory."""
         self._layout = None
         if self._receiver is not None:
             self._receiver.close()

@@ -1,8 +1,8 @@
 """``Publisher``: the part of a member: copies a state, and serves the copy to readers.
 
-``publish`` returns when the state is copied. Hashing, and comparing it with the version before,
-goes on in other threads, while the program trains on. The next call waits until that has ended. No
-call waits for a reader. The member keeps the newest two versions in memory.
+``publish`` returns when the state is copied. Other threads then hash the copy, and compare it with
+the version before, while the program trains. The next call waits until they have finished. No call
+waits for a reader. The member keeps the newest two versions in memory.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Publisher:
         transport: the network, of which only the limits matter here.
         group: the peer group.
         hasher: copies, hashes and compares, off the event loop.
-        tasks: runs what goes on after a call.
+        tasks: runs the work after a call.
         stall_ns: see ``VersionExchange``.
         announce: tells the master which versions this peer publishes.
         make_link: makes the link to a reader.
@@ -86,7 +86,7 @@ class Publisher:
         self._work: asyncio.Task[None] | None = None
         self._is_closed = False
         self._paced: PacedTransport | None = None
-        """Limits what all readers get together; None: no limit."""
+        """Limits what all readers receive together; None: no limit."""
         self._versions: tuple[PublishedVersion, ...] = ()
         """The newest first."""
         self._states: dict[StateName, StateMemory] = {}
@@ -162,6 +162,6 @@ class Publisher:
         return VersionDelta(before.content, after.content, state, made.layout.nbytes)
 
     def close(self) -> None:
-        """Serve nothing any more."""
+        """Stop serving readers."""
         self._is_closed = True
         self.exchange.close()

@@ -126,9 +126,9 @@ class ReaderEngine:
         self._place_among = (0, 1)
         """Rank and number of the readers."""
         self._got: list[StateMemory] = []
-        """The deltas of the chain that were fetched, or the whole state."""
+        """The fetched deltas of the chain, or the whole state."""
         self._deltas: tuple[StateMemory, ...] = ()
-        """Those that led to the held version, for other readers."""
+        """The deltas that led to the held version, for other readers."""
         self._error: PCCLError | None = None
         self._waiting: dict[asyncio.Future[None], None] = {}
         self._queue: deque[ReaderEvent] = deque()
@@ -156,7 +156,7 @@ class ReaderEngine:
         return self._transport.hosts(self._listener.address)[:HOSTS_MAX]
 
     async def next(self, after: ReadVersion | None, timeout_s: float | None) -> ReadVersion:
-        """Return the newest version, once there is another one than ``after``.
+        """Wait for another version than ``after``, and return the newest.
 
         Raises:
             DeadlineExceeded: there is none within ``timeout_s``; the reason says what is missing.
@@ -372,7 +372,7 @@ class ReaderEngine:
         self.exchange.offer((*held, *self._deltas, *self._got))
 
     async def _assemble(self, version: PublishedVersion, *, is_chain: bool) -> None:
-        """Make a version of what was fetched, and check that it is the right one."""
+        """Make a version from the fetched states, and check its digest."""
         held, got = self.held, tuple(self._got)
         if is_chain:
             assert held is not None

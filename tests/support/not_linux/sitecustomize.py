@@ -1,7 +1,7 @@
 """Makes a Python look like one on macOS, as far as the library can tell, when it starts.
 
-What only Linux has is gone: names in ``os`` and ``socket``, ``/proc`` and ``/sys``. It is found by
-whoever has this folder in ``PYTHONPATH``.
+It hides what only Linux has: names in ``os`` and ``socket``, ``/proc`` and ``/sys``. A Python with
+this folder in ``PYTHONPATH`` imports it.
 """
 
 from __future__ import annotations
