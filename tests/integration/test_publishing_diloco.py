@@ -24,13 +24,13 @@ class Net(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(1)
         self.first = torch.nn.Linear(3, 4)
         self.norm = torch.nn.BatchNorm1d(4)
         self.last = torch.nn.Linear(4, 1, dtype=torch.bfloat16)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.norm(self.first(x)).bfloat16()).float()
+        y: torch.Tensor = self.last(self.norm(self.first(x)).bfloat16()).float()
+        return y
 
 
 def train(master: str, seed: int, waits: threading.Barrier) -> dict[str, torch.Tensor]:
@@ -66,8 +66,9 @@ def test_readers_get_the_model_in_its_dtypes() -> None:
         ThreadPoolExecutor(2) as pool,
     ):
         peers = [pool.submit(train, master.address, seed, waits) for seed in range(2)]
-        numbers: list[int] = []
-        while not numbers or numbers[-1] < last:
+        version = reader.next(LIMIT_S)
+        numbers = [version.number]
+        while version.number < last:
             version = reader.next(LIMIT_S)
             numbers.append(version.number)
         waits.wait(LIMIT_S)
