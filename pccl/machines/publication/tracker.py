@@ -81,6 +81,7 @@ class Publications:
 
     def announced(self, peer: RegisteredPeer, message: AnnounceVersions) -> None:
         """Record what a member publishes, and tell readers if another version counts now."""
+        self._follow_run()
         self._announced[peer.id] = message.versions
         self._count(peer.group)
         self._tell(peer.group)
@@ -130,6 +131,7 @@ class Publications:
         if len(self._readers) >= READERS_MAX:
             self._connections.refuse(connection, f"the run has {READERS_MAX} readers, the maximum")
             return
+        self._follow_run()
         caller, us = self._connections.callers[connection], self._incarnation
         self._membership.newest_peer = newest = PeerId(self._membership.newest_peer + 1)
         host, hosts = dialled_at(message.host, message.hosts, caller.host)
@@ -163,16 +165,20 @@ class Publications:
 
     def look(self) -> None:
         """Forget members that have left, at a tick, and tell readers what has changed."""
-        if self._run != self._incarnation.run:
-            self._begin_anew()
+        self._follow_run()
         for peer in [one for one in self._announced if one not in self._membership.peers]:
             del self._announced[peer]
         for group in dict.fromkeys(reader.group for reader in self._readers.values()):
             self._count(group)
             self._tell(group)
 
-    def _begin_anew(self) -> None:
-        """Forget all, because the master coordinates another run: its readers subscribe again."""
+    def _follow_run(self) -> None:
+        """If the master coordinates another run now, forget all: its readers subscribe again.
+
+        Members of that run announce their versions at once, so this comes before each of them.
+        """
+        if self._run == self._incarnation.run:
+            return
         self._run = self._incarnation.run
         self._announced.clear()
         self._current.clear()

@@ -13,7 +13,7 @@ from pccl.protocol.limits import HOLDERS_TOLD_MAX
 from pccl.protocol.publication.versions import PublishedVersion, StateName, VersionDelta
 from pccl.protocol.types import PeerId
 from tests.support.master_stage import SECOND, MasterStage
-from tests.support.scenarios import key
+from tests.support.scenarios import key, roster
 
 READER = 80
 
@@ -151,6 +151,20 @@ def test_a_master_without_a_run_refuses() -> None:
     (refusal,) = subscribe(master)
     assert isinstance(refusal, msg.Refused)
     assert refusal.reason.startswith("this master coordinates no run: ")
+
+
+def test_what_members_announce_when_their_run_is_taken_up_is_kept() -> None:
+    """They say it as soon as the master knows them, before its next tick."""
+    master = MasterStage().blank()
+    subscribe(master)
+    known = (roster(7, 4, 1, 2),)
+    for peer in (1, 2):
+        master.come(peer, known=known)
+    for peer in (1, 2):
+        publish(master, peer, version(5))
+    master.wait(0.25)
+    assert not master.machine.publications.is_reader(READER), "it subscribes again"
+    assert numbers(subscribe(master, READER + 1)) == [5]
 
 
 def test_groups_publish_apart(master: MasterStage) -> None:
