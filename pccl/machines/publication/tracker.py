@@ -88,10 +88,10 @@ class Publications:
 
     def _count(self, group: int) -> None:
         """Find the newest version that more than half of the members of a group have announced."""
-        members = {peer.id for peer in self._membership.members(group)}
+        members = self._membership.members(group)
         votes: defaultdict[object, list[PublishedVersion]] = defaultdict(list)
         for peer in members:
-            for version in {one.key: one for one in self._announced.get(peer, ())}.values():
+            for version in {one.key: one for one in self._announced.get(peer.id, ())}.values():
                 votes[version.key].append(version)
         counted = [alike for alike in votes.values() if 2 * len(alike) > len(members)]
         if not counted:

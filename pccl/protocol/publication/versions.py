@@ -56,9 +56,9 @@ class PublishedVersion:
     """A chain that ends with this version; the sender has all of these states."""
 
     @property
-    def key(self) -> tuple[int, StateName, Lineage | None]:
+    def key(self) -> tuple[int, StateName, int, Lineage | None]:
         """What members must agree on. One that has joined lately has fewer deltas."""
-        return self.number, self.state, self.lineage
+        return self.number, self.state, self.nbytes, self.lineage
 
 
 # -- to the master -----------------------------------------------------------------------------

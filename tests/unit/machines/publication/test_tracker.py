@@ -74,13 +74,26 @@ def test_a_version_counts_with_more_than_half(master: MasterStage) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [version(5, b"x"), version(6), replace(version(5), state=StateName(b"another", b"c"))],
+    [
+        version(5, b"x"),
+        version(6),
+        replace(version(5), state=StateName(b"another", b"c")),
+        replace(version(5), nbytes=1),
+    ],
 )
 def test_members_must_agree_on_all_of_it(master: MasterStage, other: PublishedVersion) -> None:
     subscribe(master)
     publish(master, 1, version(5))
     assert sent(publish(master, 2, other)) == []
     assert master.machine.publications.current(0) is None
+
+
+def test_one_member_cannot_give_a_version_another_size(master: MasterStage) -> None:
+    """Readers would find that the layout does not fit, and take the version for nonsense."""
+    publish(master, 1, replace(version(5), nbytes=1))
+    publish(master, 2, version(5))
+    publish(master, 3, version(5))
+    assert master.machine.publications.current(0) == version(5)
 
 
 def test_members_that_are_a_version_apart_agree_on_the_older(master: MasterStage) -> None:
