@@ -170,7 +170,8 @@ class ReaderMachine(Machine[ReaderEvent, ReaderEffect]):
         self._assembles = False
         self._wrong: dict[VersionDelta, None] = {}
         self._wanted: dict[PeerId, Member] = {}
-        self._up: set[PeerId] = set()
+        self._up: dict[PeerId, int] = {}
+        """Peer with a link -> since when."""
         self._pauses: dict[PeerId, tuple[int, int]] = {}
         """Peer -> when to dial it again, and the pause before that; in 0 ns: it is dialled now."""
         self._is_open = False
@@ -275,10 +276,11 @@ class ReaderMachine(Machine[ReaderEvent, ReaderEffect]):
 
     def _linked(self, peer: PeerId, *, up: bool) -> None:
         if up:
-            self._up.add(peer)
-            self._pauses.pop(peer, None)
+            self._up.setdefault(peer, self._now_ns)
             return
-        self._up.discard(peer)
+        since_ns = self._up.pop(peer, self._now_ns)
+        if self._now_ns - since_ns >= REDIAL_MAX_NS:
+            self._pauses.pop(peer, None)  # else it may have too many readers, and close links
         if peer in self._wanted:
             _, pause_ns = self._pauses.get(peer, (0, REDIAL_MIN_NS))
             next_ns = min(2 * pause_ns, REDIAL_MAX_NS)

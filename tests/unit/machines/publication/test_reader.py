@@ -195,6 +195,21 @@ def test_it_dials_sources_again_after_pauses_that_double(reader: Stage) -> None:
     assert DialSource(MEMBER) not in reader.tick(20)
 
 
+def test_it_leaves_a_source_alone_that_closes_its_links_at_once(reader: Stage) -> None:
+    """A member that has enough readers completes the handshake, and then closes the link."""
+    reader.hear(msg.CurrentVersion(None, (MEMBER,)))
+    pauses: list[float] = []
+    for lived_s in (0, 0, 0, 0, 0, 0, 0, 1, 8):
+        reader.do(SourceLinked(PeerId(1), up=True))
+        assert DialSource(MEMBER) not in reader.tick(lived_s)
+        reader.do(SourceLinked(PeerId(1), up=False))
+        began_ns = reader.now_ns
+        while DialSource(MEMBER) not in reader.tick(0.125):
+            reader.hear(msg.MasterHeartbeat())
+        pauses.append((reader.now_ns - began_ns) / NS_PER_S)
+    assert pauses == [0.25, 0.5, 1, 2, 4, 8, 8, 8, 0.25]
+
+
 def test_it_looks_for_another_master_and_keeps_its_sources(reader: Stage) -> None:
     reader.learn(version(1), MEMBER)
     assert reader.do(ControlClosed("lost")) == [DialControl(NS_PER_S)]
