@@ -80,11 +80,10 @@ class Publications:
     # -- members -------------------------------------------------------------------------------
 
     def announced(self, peer: RegisteredPeer, message: AnnounceVersions) -> None:
-        """Record what a member publishes, and tell readers if another version counts now."""
+        """Record what a member publishes. Readers are told at the next tick."""
         self._follow_run()
         self._announced[peer.id] = message.versions
         self._count(peer.group)
-        self._tell(peer.group)
 
     def _count(self, group: int) -> None:
         """Find the newest version that more than half of the members of a group have announced."""
@@ -140,7 +139,7 @@ class Publications:
         self._readers[connection] = reader
         told = Subscribed(newest, us.term, us.run, us.certify(member))
         self._outbox.add(SendTo(connection, told))
-        self._tell(message.group)
+        self._tell(message.group, only=connection)
 
     def hears(self, connection: int) -> bool:
         """Note that a reader lives; return whether a reader is at the other end."""
@@ -186,11 +185,17 @@ class Publications:
             del self._readers[connection]
             self._connections.close(connection, "the master coordinates another run now")
 
-    def _tell(self, group: int) -> None:
-        """Tell each reader of a group what has changed for it."""
+    def _tell(self, group: int, only: int | None = None) -> None:
+        """Tell each reader of a group what has changed for it.
+
+        ``only``: the connection of the one reader to tell. What one process sends must not cause a
+        message to each reader: they hear of it at a tick, together with all else.
+        """
         holders = self._holders(group)
         readers = [item for item in self._readers.items() if item[1].group == group]
         for rank, (connection, reader) in enumerate(readers):
+            if only not in (None, connection):
+                continue
             first = rank % len(holders) if holders else 0
             some = (holders[first:] + holders[:first])[:HOLDERS_TOLD_MAX]
             elders = (readers[rank - step][1].member for step in _DISTANCES if step <= rank)

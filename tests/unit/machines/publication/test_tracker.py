@@ -25,7 +25,8 @@ def version(number: int, content: bytes = b"c", deltas: int = 0) -> PublishedVer
 
 
 def publish(master: MasterStage, peer: int, *versions: PublishedVersion) -> list[object]:
-    return list(master.hear(peer, msg.AnnounceVersions(versions)))
+    """A member publishes. Return what is sent then, and at the next tick."""
+    return [*master.hear(peer, msg.AnnounceVersions(versions)), *master.wait(0.25)]
 
 
 def subscribe(master: MasterStage, reader: int = READER, group: int = 0) -> list[msg.Message]:
@@ -127,6 +128,19 @@ def test_only_members_publish(master: MasterStage) -> None:
     effects = master.hear(READER, msg.AnnounceVersions((version(9),)))
     assert sent(effects) == []  # the codec refuses it before
     assert master.machine.publications.current(0) is None
+
+
+def test_what_one_process_sends_causes_no_message_to_each_reader(master: MasterStage) -> None:
+    readers = range(100, 150)
+    for reader in readers:
+        master.do(ConnectionOpened(reader, "10.0.1.1", key(reader)))
+        effects = master.hear(reader, msg.Subscribe(0, 9000))
+        assert len(effects) == len(sent(effects, reader)) == 2
+    for number in range(1, 4):
+        for peer in (1, 2, 3):
+            assert master.hear(peer, msg.AnnounceVersions((version(number),))) == []
+    effects = master.wait(0.25)
+    assert [numbers(sent(effects, reader)) for reader in readers] == [[3]] * 50
 
 
 def test_readers_are_told_a_few_members_and_older_readers(master: MasterStage) -> None:
