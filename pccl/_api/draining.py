@@ -47,7 +47,9 @@ class _Notice:
 
     def end(self) -> None:
         """Let the handler run again, unless all wrappers have left. I/O thread."""
-        if not any(session.is_leaving and not session.closed for session in list(_open)):
+        if self.is_over or not any(
+            session.is_leaving and not session.closed for session in list(_open)
+        ):
             return
         self.is_over = True
         _log.warning(

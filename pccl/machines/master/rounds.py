@@ -39,8 +39,9 @@ class JointRounds:
         self._finals = finals
         self._ratification = ratification
         self._outbox = outbox
-        self.requested: dict[RoundKind, dict[PeerId, None]] = {kind: {} for kind in RoundKind}
-        """By kind: the members that have made the call of the present round."""
+        self.requested: dict[RoundKind, dict[PeerId, bool]] = {kind: {} for kind in RoundKind}
+        """By kind: the members that have made the call of the present round, and whether the other
+        ones were notified for them."""
         self._quorums: dict[RoundKind, dict[PeerId, Quorum]] = {kind: {} for kind in RoundKind}
         """By kind: the quorums with which they made it; one without a quorum waits for all."""
         self._calls_ns: dict[RoundKind, list[int]] = {kind: [] for kind in RoundKind}
@@ -102,13 +103,14 @@ class JointRounds:
         if peer.id not in requested:
             first_ns = self._asked_ns[round_id.kind][0] if requested else now_ns
             self._asked_ns[round_id.kind] = first_ns, now_ns
-            requested[peer.id] = None
+            requested[peer.id] = False
             self._calls_ns[round_id.kind].append(now_ns)
             if quorum is not None:
                 self._quorums[round_id.kind][peer.id] = quorum
             if round_id.kind is RoundKind.UPDATE_TOPOLOGY:
                 self._is_quorate = quorum is not None
-        if leaves:
+        if leaves and not requested[peer.id]:
+            requested[peer.id] = True
             self._notify_missing(round_id.kind)
         self._close_if_complete(round_id.kind)
 

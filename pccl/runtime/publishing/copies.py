@@ -11,6 +11,7 @@ from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.results import Loose
 from pccl.state.delta import apply_delta, delta_layout, encode_delta
 from pccl.state.layout import Entry, StateLayout
+from pccl.state.versions import CHEAP_SHARE
 
 
 def fresh_memory(layout: StateLayout, base: StateMemory | None = None) -> StateMemory:
@@ -41,9 +42,13 @@ def copy_of(memory: StateMemory, entries: Sequence[Entry | None]) -> StateMemory
     return copied
 
 
-def delta_between(before: StateMemory, after: StateMemory) -> StateMemory:
-    """Return the deltas between two states of one layout, both with up-to-date digests."""
+def delta_between(before: StateMemory, after: StateMemory) -> StateMemory | None:
+    """Return the deltas between two states of one layout, both with up-to-date digests.
+
+    None: they would be too long to be worth fetching.
+    """
     layout = after.layout
+    left = layout.nbytes // CHEAP_SHARE
     deltas: list[bytes | memoryview] = []
     for number in range(layout.piece_count):
         if before.piece_map[number] == after.piece_map[number]:
@@ -51,7 +56,11 @@ def delta_between(before: StateMemory, after: StateMemory) -> StateMemory:
             continue
         piece = layout.piece(number)
         itemsize = layout.entries[piece.entry].dtype.itemsize
-        deltas.append(encode_delta(before.view(piece), after.view(piece), itemsize))
+        delta = encode_delta(before.view(piece), after.view(piece), itemsize)
+        deltas.append(delta)
+        left -= len(delta)
+        if left < 0:
+            return None
     made = fresh_memory(delta_layout(map(len, deltas)))
     for view, delta in zip(made.views, deltas, strict=True):
         view[:] = delta

@@ -139,8 +139,9 @@ class Publisher:
         if before and before[0].state.layout == name.layout:
             deltas = before[0].deltas
             if before[0].state != name:
-                delta = await self._compare(before[0].state, copied, name)
-                deltas = kept_deltas((*deltas, delta), layout.nbytes, DELTAS_MAX)
+                made = await self._compare(before[0].state, copied, name)
+                chain = (*deltas, made) if made is not None else ()
+                deltas = kept_deltas(chain, layout.nbytes, DELTAS_MAX)
         version = PublishedVersion(request.number, name, layout.nbytes, request.lineage, deltas)
         older = (one for one in self._versions if one.key != version.key)
         self._versions = (version, *older)[:VERSIONS_KEPT]
@@ -153,9 +154,11 @@ class Publisher:
 
     async def _compare(
         self, before: StateName, copied: StateMemory, after: StateName
-    ) -> VersionDelta:
+    ) -> VersionDelta | None:
         there = self._states[before]
         made = await self._hasher.run(lambda: delta_between(there, copied))
+        if made is None:
+            return None
         await self._hasher.hash_pieces(made, range(made.layout.piece_count))
         state = name_of(made.piece_map)
         self._states[state] = made

@@ -346,13 +346,16 @@ class ReaderEngine:
     ) -> None:
         try:
             memory = await self._hasher.run(lambda: fresh_memory(layout, base))
-        except MemoryError as error:
-            reason = f"this reader has no memory for {layout.nbytes} bytes: {error}"
-            self._error = LocalProtocolError(reason=reason)
-            self._wake()
+        except (MemoryError, ValueError) as error:
+            self._lack_memory(layout.nbytes, error)
             return
         if self.exchange.fetch is fetch:
             fetch.begin(memory)
+
+    def _lack_memory(self, nbytes: int, error: Exception) -> None:
+        reason = f"this reader has no memory for {nbytes} bytes: {error}"
+        self._error = LocalProtocolError(reason=reason)
+        self._wake()
 
     def _complete(self, wanted: FetchState, fetch: VersionFetch) -> None:
         if self.exchange.fetch is not fetch or fetch.memory is None:
@@ -376,7 +379,11 @@ class ReaderEngine:
         held, got = self.held, tuple(self._got)
         if is_chain:
             assert held is not None
-            memory = await self._changed(held.memory, got)
+            try:
+                memory = await self._changed(held.memory, got)
+            except MemoryError as error:
+                self._lack_memory(version.nbytes, error)
+                return
         elif got:
             (memory,) = got
         else:  # only the number is another one

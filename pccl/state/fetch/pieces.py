@@ -131,7 +131,9 @@ class PieceFetch:
         """Return the sources that may still send ``piece``, apart from ``source``."""
         slot = self._slots.get(piece)
         others = (one for one in self._sources.values() if one.peer != source)
-        return tuple(one.peer for one in others if slot in one.outstanding or slot in one.late)
+        return tuple(
+            one.peer for one in others if one.live and (slot in one.outstanding or slot in one.late)
+        )
 
     def sources(self) -> tuple[Source, ...]:
         """Return all sources ever added, in that order. Callers must not change them."""

@@ -103,5 +103,7 @@ def test_a_peer_that_leaves_soon_lets_the_missing_members_be_notified() -> None:
     master.hear(2, msg.RoundRequest(PENDING))
     again = master.hear(1, msg.RoundRequest(PENDING, leaves=True))
     assert told(again, msg.RoundAwaits) == [(3, msg.RoundAwaits(PENDING))]
+    repeated = master.hear(1, msg.RoundRequest(PENDING, leaves=True))
+    assert told(repeated, msg.RoundAwaits) == []
     last = master.hear(3, msg.RoundRequest(PENDING, leaves=True))
     assert told(last, msg.RoundAwaits) == []
