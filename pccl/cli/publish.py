@@ -81,7 +81,7 @@ def publish(
             upload_bytes_per_s_max=upload_bytes_per_s_max,
         ) as comm:
             comm.connect()
-            _publish(comm, state, file)
+            _show_published(comm.publish(state), state, file)
             lost = queue.SimpleQueue[PCCLError]()
             threading.Thread(target=_take_part, args=(comm, lost), daemon=True).start()
             while True:
@@ -90,12 +90,12 @@ def publish(
                 if (stamp := _stamp(file)) not in (known, None):
                     known = stamp
                     try:
-                        state = SharedState.load(file)
+                        number = comm.publish(state := SharedState.load(file))
                     except (ValueError, OSError) as error:  # a later look finds it complete
                         click.echo(f"cannot publish {file}: {error}", err=True)
                     else:
-                        _publish(comm, state, file)
-    except PCCLError as error:
+                        _show_published(number, state, file)
+    except (PCCLError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
         raise click.Abort from None
@@ -112,17 +112,16 @@ def _take_part(comm: pccl.Communicator, lost: queue.SimpleQueue[PCCLError]) -> N
         time.sleep(ROUND_PAUSE_S)
 
 
-def _publish(comm: pccl.Communicator, state: SharedState, file: Path) -> None:
-    number = comm.publish(state)
+def _show_published(number: int, state: SharedState, file: Path) -> None:
     with writing():
         click.echo(f"version {number}: {state.nbytes} bytes of {file}")
 
 
 def _stamp(file: Path) -> _Stamp | None:
-    """Return what changes with a file; None: there is no file now."""
+    """Return what changes with a file; None: there is no file now, or nobody can look at it."""
     try:
         found = os.stat(file)
-    except FileNotFoundError:
+    except OSError:
         return None
     return found.st_mtime_ns, found.st_ino
 

@@ -89,6 +89,37 @@ def test_members_of_another_group_do_not_wait_for_a_publisher(master: str, tmp_p
         publisher.communicate()
 
 
+def test_a_publisher_outlives_files_that_cannot_be_published(master: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    own = SharedState([TensorInfo.from_numpy(np.zeros(3), "own", allow_content_inequality=True)])
+    own.save(file)
+    refused = run_to_end(*PCCL, "publish", str(file), master, env=environment_with())
+    assert (refused.returncode, "Traceback" in refused.stderr) == (1, False)
+    state_of(1, 3).save(file)
+    publisher = subprocess.Popen(
+        [*PCCL, "publish", str(file), master, "--interval", "0.1"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment_with(),
+    )  # fmt: skip
+    try:
+        assert publisher.stdout is not None
+        assert publisher.stderr is not None
+        assert publisher.stdout.readline().startswith("version 3")
+        own.save(file)
+        assert publisher.stderr.readline().startswith("cannot publish")
+        file.unlink()
+        file.symlink_to(file)  # no process can look at it
+        with pytest.raises(subprocess.TimeoutExpired):
+            publisher.wait(0.5)  # it would end at its next look
+        file.unlink()
+        file.write_text("no checkpoint")
+        assert publisher.stderr.readline().startswith("cannot publish")
+        state_of(2, 4).save(file)
+        assert publisher.stdout.readline().startswith("version 4")
+    finally:
+        publisher.kill()
+        publisher.communicate()
+
+
 def test_mistakes_end_with_a_line(master: str, tmp_path: Path) -> None:
     file = tmp_path / "none.safetensors"
     missing = run_to_end(*PCCL, "publish", str(file), master, env=environment_with())
