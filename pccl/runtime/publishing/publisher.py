@@ -83,6 +83,8 @@ class Publisher:
         self._hasher = hasher
         self._tasks = tasks
         self._announce = announce
+        self._turn = asyncio.Lock()
+        """Held by the call that copies: each version comes after the one before."""
         self._work: asyncio.Task[None] | None = None
         self._is_closed = False
         self._paced: PacedTransport | None = None
@@ -111,15 +113,16 @@ class Publisher:
             NotConnected: this peer has closed meanwhile.
             MemoryError: there is no memory for the copy.
         """
-        while self._work is not None and not self._work.done():
-            await settled(self._work)
-        self._limit(request.readers_bytes_per_s_max)
-        with request.memory.claimed():
-            request.memory.check_in_place()
-            copied = await self._hasher.run(lambda: copy_of(request.memory, request.entries))
-        if self._is_closed:
-            raise NotConnected(reason="the communicator was closed meanwhile")
-        self._work = self._tasks.create(self._finish(request, copied))
+        async with self._turn:
+            if self._work is not None:
+                await settled(self._work)
+            self._limit(request.readers_bytes_per_s_max)
+            with request.memory.claimed():
+                request.memory.check_in_place()
+                copied = await self._hasher.run(lambda: copy_of(request.memory, request.entries))
+            if self._is_closed:
+                raise NotConnected(reason="the communicator was closed meanwhile")
+            self._work = self._tasks.create(self._finish(request, copied))
         return request.number
 
     def _limit(self, bytes_per_s: int | None) -> None:
