@@ -170,8 +170,9 @@ class VersionFetch:
         if self._receiver is not None:
             self._receiver.close()
         if self._upload is not None:
-            self._upload.withdraw()
-        self._sender.end()
+            self._upload.withdraw()  # it ends the frames, and refuses what readers have asked
+        else:
+            self._sender.end()
 
     def _ask_layout(self) -> None:
         if self._layout is None:

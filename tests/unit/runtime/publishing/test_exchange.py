@@ -14,6 +14,7 @@ from pccl.protocol.limits import READER_LINKS_MAX
 from pccl.protocol.types import NS_PER_S, OperationId, PeerId
 from pccl.runtime.hashing import hash_here
 from pccl.runtime.publishing.exchange import VersionExchange
+from pccl.runtime.publishing.fetch import VersionFetch
 from pccl.runtime.state.frames import QUEUED_PIECES_MAX, pack_numbers
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.results import Loose
@@ -123,6 +124,26 @@ def test_a_piece_that_has_come_from_elsewhere_is_not_sent() -> None:
         for lane in link.lanes:
             lane.writable()
     assert [offset for _, offset, _ in stage.frames()] == [0, 4, 5]
+
+
+def test_a_fetch_that_ends_refuses_what_readers_have_asked() -> None:
+    stage, memory = Stage(takes=False), state()
+    exchange, name = stage.exchange, name_of(memory.piece_map)
+    exchange.offer([])
+    fetch = exchange.fetch = VersionFetch(
+        name, 0, PeerId(1), exchange.links, int, NS_PER_S,
+        on_layout=lambda fetch, _: fetch.begin(memory), on_done=lambda _: None,
+    )  # fmt: skip
+    fetch.set_sources((), (0, 2))
+    fetch.knows_layout(memory.layout)
+    stage.hear(FrameKind.LAYOUT_ASK)
+    fetch.close()
+    stage.wire.on_sent = stage.sent.extend
+    for link in exchange.links.all():
+        for lane in link.lanes:
+            lane.writable()
+    kinds = [kind for kind, _, _ in stage.frames()]
+    assert kinds[-1] is FrameKind.PIECE_LACK
 
 
 def test_readers_are_few() -> None:
