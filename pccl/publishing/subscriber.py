@@ -213,7 +213,10 @@ class Subscriber:
     @property
     def received_bytes(self) -> int:
         """Bytes that it has received from members and other readers so far."""
-        return self._io.call(lambda: self._engine.exchange.total_received_bytes)
+        exchange = self._engine.exchange
+        if not self._finalizer.alive or self._io.abandoned:
+            return exchange.total_received_bytes
+        return self._io.call(lambda: exchange.total_received_bytes)
 
     def next(self, timeout_s: float | None = None) -> Version:
         """Wait for a version that this method has not returned yet, and return the newest.

@@ -67,8 +67,8 @@ class VersionAssembled:
 class ReaderTick:
     """Some time has passed."""
 
-    has_begun: bool
-    """Whether the running fetch has a piece."""
+    moves: bool
+    """Whether the running fetch has a piece, and gets more."""
     starves: bool
     """Whether it has needed something for a while that no source can send."""
 
@@ -198,8 +198,8 @@ class ReaderMachine(Machine[ReaderEvent, ReaderEffect]):
                 self._fetched_state(name, fits=fits)
             case VersionAssembled(version, fits):
                 self._assembled(version, fits=fits)
-            case ReaderTick(has_begun, starves):
-                self._tick(has_begun=has_begun, starves=starves)
+            case ReaderTick(moves, starves):
+                self._tick(moves=moves, starves=starves)
 
     def _hear(self, message: msg.Message) -> None:
         match message:
@@ -229,7 +229,7 @@ class ReaderMachine(Machine[ReaderEvent, ReaderEffect]):
             pause_ns = self._timing.ns(self._timing.connect_retry_s)
             self._effects.append(DialControl(pause_ns))
 
-    def _tick(self, *, has_begun: bool, starves: bool) -> None:
+    def _tick(self, *, moves: bool, starves: bool) -> None:
         now_ns, timing = self._now_ns, self._timing
         if self._is_open and now_ns - self._beat_ns >= timing.ns(timing.heartbeat_s):
             self._beat_ns = now_ns
@@ -241,7 +241,7 @@ class ReaderMachine(Machine[ReaderEvent, ReaderEffect]):
         self._dial()
         if self.fetching is not None and not self._assembles:
             is_old = self.current is not None and self.current.key != self.fetching.key
-            if is_old and (starves or not (has_begun or self._fetched)):
+            if is_old and (starves or not (moves or self._fetched)):
                 self.fetching = None
                 self._aim()
             elif starves and self._chain:

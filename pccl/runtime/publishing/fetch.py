@@ -96,9 +96,12 @@ class VersionFetch:
             self._on_done(self)
 
     @property
-    def has_begun(self) -> bool:
-        """Whether a piece has arrived."""
-        return self._receiver is not None and self._receiver.download.rx_bytes > 0
+    def moves(self) -> bool:
+        """Whether a piece has arrived, and the last byte of one is not a stall time old."""
+        if self._receiver is None:
+            return False
+        download = self._receiver.download
+        return download.rx_bytes > 0 and self._now_ns() - download.moved_ns < self._stall_ns
 
     @property
     def starves(self) -> bool:

@@ -263,8 +263,8 @@ class ReaderEngine:
     def _tick(self) -> None:
         self.exchange.tick()
         fetch = self.exchange.fetch
-        has_begun = fetch is not None and fetch.has_begun
-        self.feed(ReaderTick(has_begun, fetch is not None and fetch.starves))
+        moves = fetch is not None and fetch.moves
+        self.feed(ReaderTick(moves, fetch is not None and fetch.starves))
 
     # -- links -----------------------------------------------------------------------------------
 
@@ -384,11 +384,10 @@ class ReaderEngine:
             except MemoryError as error:
                 self._lack_memory(version.nbytes, error)
                 return
-        elif got:
-            (memory,) = got
-        else:  # only the number is another one
-            assert held is not None
+        elif held is not None and held.version.state == version.state:  # only another number
             memory = held.memory
+        else:
+            (memory,) = got
         fits = memory is not None and name_of(memory.piece_map) == version.state
         if memory is not None and fits:
             self._deltas = got if is_chain else ()

@@ -124,7 +124,7 @@ class Download:
         self._haves: dict[PeerId, list[int]] = {}
         """Pieces that each other fetcher has announced."""
         self.starving_since_ns: int | None = None  # since when no source may send what is missing
-        self._moved_ns = 0
+        self.moved_ns = 0
         """Time of the last byte of a piece."""
         self._ended_ns = 0
         """Time of the end, or of the last refresh of the maps after the end."""
@@ -204,7 +204,7 @@ class Download:
         assert self.target is not None
         layout, fetchers, now_ns = self._own.layout, self.target.fetchers, present.now_ns
         self._here = list(here)
-        self._moved_ns = now_ns
+        self.moved_ns = now_ns
         self.starving_since_ns = None
         known = set(self._here)
         sizes = {n: layout.piece(n).length for n in self.wanted if n not in known}
@@ -363,7 +363,7 @@ class Download:
 
     def progressed(self, source: PeerId, nbytes: int, now_ns: int) -> None:
         """Record that bytes of pieces arrived, also of copies and of incomplete pieces."""
-        self._moved_ns = now_ns
+        self.moved_ns = now_ns
         if self.pieces is not None:
             self.pieces.progressed(source, nbytes, now_ns)
 
@@ -471,7 +471,7 @@ class Download:
         else:
             if fetching:  # else keep it: members may ask each other in turn for maps that none has
                 self.starving_since_ns = None
-            stalls, silent_ns = target.silent_stalls, now_ns - self._moved_ns
+            stalls, silent_ns = target.silent_stalls, now_ns - self.moved_ns
             ends = fetching and stalls is not None and silent_ns >= stalls * self._stall_ns
         if not ends:
             return []

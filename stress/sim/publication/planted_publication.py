@@ -21,5 +21,5 @@ def version_changed_in_place(
 
 
 # A reader goes on with a version that no source has any more.
-says("old_version_never_left", VersionFetch, "has_begun", True)
+says("old_version_never_left", VersionFetch, "moves", True)
 says("old_version_never_left", VersionFetch, "starves", False)
