@@ -144,8 +144,8 @@ class Subscriber:
     Args:
         address: address of the master, as for :class:`pccl.Communicator`.
         peer_group: the group whose versions it reads. None: ``PCCL_GROUP``, otherwise 0.
-        token, timing, advertise, listen, interface, name, upload_bytes_per_s_max: as for
-            :class:`pccl.Communicator`.
+
+    All other arguments are those of :class:`pccl.Communicator`.
 
     Raises:
         ValueError, TypeError: an argument is missing, malformed or out of range.
