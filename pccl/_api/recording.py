@@ -154,6 +154,9 @@ class QuitSignal:
         os.set_blocking(reader, False)
         os.set_blocking(writer, False)  # the handler must not wait for the I/O thread
         loop.add_reader(reader, cls._read)
+        # Threads that this one starts inherit its mask. A new thread that took the signal before it
+        # has a state in Python would write nothing, and the signal would be lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGQUIT})
         faulthandler.unregister(signal.SIGQUIT)  # if `abandon` left it; else nothing happens
         faulthandler.register(signal.SIGQUIT, file=writer, all_threads=False)
         cls._askers.append(ask)
@@ -168,6 +171,7 @@ class QuitSignal:
             if cls._timer is not None:
                 cls._timer.cancel()
             cls.abandon()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGQUIT})
 
     @classmethod
     def abandon(cls) -> None:

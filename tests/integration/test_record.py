@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -186,6 +187,11 @@ def written(folder: Path, count: int) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("pccl-*.json"))]
 
 
+def statuses(pid: int) -> list[Path]:
+    """The files with the kernel's view of each thread of a process."""
+    return [folder / "status" for folder in Path(f"/proc/{pid}/task").iterdir()]
+
+
 def test_sigquit_writes_a_record_while_the_main_thread_is_in_c(
     crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +207,10 @@ def test_sigquit_writes_a_record_while_the_main_thread_is_in_c(
         assert (found["why"], found["name"]) == ("SIGQUIT", "p0")
         assert check_record(found).pid == pid
         assert "in hang_in_c" in found["stacks"]
+    # The I/O thread and the one that wrote the record leave the signal to the program's threads.
+    masks = [re.search(r"SigBlk:\s*(\w+)", file.read_text()) for file in statuses(pid)]
+    blocked = [mask for mask in masks if mask and int(mask[1], 16) >> (signal.SIGQUIT - 1) & 1]
+    assert len(blocked) >= 2
     (path, _) = sorted(tmp_path.iterdir())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.name.startswith(f"pccl-p0-{pid}-")
