@@ -1,7 +1,8 @@
 """How a tensor splits: into one chunk per rank, and each chunk into segments.
 
 The first ``count mod world_size`` chunks are one element longer, as in PCCL. With fewer elements
-than ranks the later chunks are empty. A segment has at most ``segment_bytes`` bytes, and never
+than ranks the later chunks are empty. The chunks of a mesh may also follow the shares of its
+members. A segment has at most ``segment_bytes`` bytes, and never
 splits an element. All members compute the same layout from the same descriptor.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 SEGMENT_BYTES_MIN = 128 << 10
 SEGMENT_BYTES_MAX = 896 << 10
@@ -68,6 +70,18 @@ class Segment:
         return self.wire_length != self.length
 
 
+def _equal_ends(count: int, world_size: int) -> list[int]:
+    """Return the end of each chunk, in elements, if the first ones are one element longer."""
+    base, longer = divmod(count, world_size)
+    return [rank * base + min(rank, longer) for rank in range(1, world_size + 1)]
+
+
+def _ends(count: int, shares: Sequence[int]) -> list[int]:
+    """Return the end of each chunk, in elements, for chunks in proportion to ``shares``."""
+    whole = sum(shares)
+    return [count * owned // whole for owned in accumulate(shares)]
+
+
 class SegmentLayout:
     """The chunks and segments of one tensor.
 
@@ -78,6 +92,7 @@ class SegmentLayout:
         segment_bytes: upper bound of a segment; rounded down to whole elements.
         wire_bytes: number of elements -> bytes on the wire; None: values are not encoded. A segment
             that encoding would not shorten is not encoded either.
+        shares: by rank, the length of its chunk in units of their sum; empty: all are equal.
     """
 
     def __init__(
@@ -87,17 +102,19 @@ class SegmentLayout:
         world_size: int,
         segment_bytes: int,
         wire_bytes: Callable[[int], int] | None = None,
+        shares: Sequence[int] = (),
     ) -> None:
-        if count < 0 or itemsize < 1 or world_size < 1 or segment_bytes < itemsize:
+        wrong_shares = bool(shares) and len(shares) != world_size
+        if count < 0 or itemsize < 1 or world_size < 1 or segment_bytes < itemsize or wrong_shares:
             raise ValueError(f"invalid layout: {count=} {itemsize=} {world_size=} {segment_bytes=}")
         self.nbytes = count * itemsize
         self.world_size = world_size
         step = segment_bytes // itemsize * itemsize
-        base, longer = divmod(count, world_size)
+        ends = _ends(count, shares) if shares else _equal_ends(count, world_size)
         self._chunks: list[tuple[Segment, ...]] = []
         position = offset = 0
-        for chunk in range(world_size):
-            end = offset + (base + (chunk < longer)) * itemsize
+        for last in ends:
+            end = last * itemsize
             segments: list[Segment] = []
             while offset < end:
                 length = min(step, end - offset)

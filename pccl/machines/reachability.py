@@ -19,8 +19,8 @@ from pccl.protocol.limits import (
     TESTS_AT_ONCE_MAX,
     TESTS_PER_S,
 )
-from pccl.protocol.link_messages import AddressQuery, LinkPath
-from pccl.protocol.types import ADDRESS_CHARACTERS_MAX, NS_PER_S, MeasuredLink, Member, PeerId
+from pccl.protocol.link_messages import AddressQuery, LinkPath, MeasuredLink
+from pccl.protocol.types import ADDRESS_CHARACTERS_MAX, NS_PER_S, Member, PeerId
 
 
 @lru_cache(maxsize=1024)

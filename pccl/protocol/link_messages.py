@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from pccl.protocol.limits import LINKS_BATCH_MAX, PADDING_BYTES_MAX, PEERS_MAX, REASON_BYTES_MAX
-from pccl.protocol.types import AtMost, Below, HostName, MeasuredLink, Member, PeerId
+from pccl.protocol.types import AtMost, Below, HostName, Member, PeerId
 
 
 class LinkPath(enum.IntEnum):
@@ -29,6 +29,24 @@ class LinkPath(enum.IntEnum):
 
 
 # -- peer to master ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMeasure:
+    """The measurements of a link in use by one of its ends; 0: unknown."""
+
+    rtt_ns: int
+    """Shortest round trip in nanoseconds."""
+    bytes_per_s: int
+    """Rate at which this end could send."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLink:
+    """The peer at the other end of a link, and the measurements of this end."""
+
+    peer: PeerId
+    measure: LinkMeasure
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,13 @@ The root stores contributions that arrive before their turn. Peers refuse a tabl
 ALGORITHM_STEPS_MAX = 4
 """Most steps in the algorithm table of a view. Three algorithms with one range each need two."""
 
+MESH_MEMBERS_MAX = 64
+"""Larger groups get no mesh: its many streams lose packets, and the master's work grows with the
+square of the group's size."""
+
+SHARE_UNITS = 1 << 16
+"""The sum of the shares of a mesh."""
+
 
 class RoundKind(enum.IntEnum):
     """The kinds of joint calls that all members of the run make together."""
@@ -220,6 +227,10 @@ class AlgorithmTable:
     """The algorithm for all larger tensors."""
     quantized: Algorithm = Algorithm.RING
     """The algorithm for quantized tensors in place of the ring: a mesh rounds less often."""
+    shares: Annotated[
+        tuple[Annotated[int, Below(SHARE_UNITS + 1)], ...], AtMost(MESH_MEMBERS_MAX)
+    ] = ()
+    """By rank: how much of a tensor the member owns in a mesh; empty: all own the same."""
 
     def algorithm_for(self, tensor_bytes: int) -> Algorithm:
         """Return the algorithm for a tensor of this size."""
@@ -228,8 +239,7 @@ class AlgorithmTable:
                 return step.algorithm
         return self.beyond
 
-    @property
-    def is_sound(self) -> bool:
+    def is_sound_for(self, members: int) -> bool:
         """Whether a master may send this table: short, sorted, without AUTO, with small stars."""
         sizes = [step.up_to_bytes for step in self.steps]
         chosen = [*(step.algorithm for step in self.steps), self.beyond]
@@ -241,25 +251,9 @@ class AlgorithmTable:
             and self.beyond is not Algorithm.STAR
             and self.quantized in (Algorithm.RING, Algorithm.MESH)
             and max(stars, default=0) <= STAR_BYTES_MAX
+            and len(self.shares) in (0, members)
+            and (not self.shares or sum(self.shares) == SHARE_UNITS)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class LinkMeasure:
-    """The measurements of a link in use by one of its ends; 0: unknown."""
-
-    rtt_ns: int
-    """Shortest round trip in nanoseconds."""
-    bytes_per_s: int
-    """Rate at which this end could send."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredLink:
-    """The peer at the other end of a link, and the measurements of this end."""
-
-    peer: PeerId
-    measure: LinkMeasure
 
 
 QUORUM_MIN = 2
@@ -368,6 +362,12 @@ class Descriptor:
     def carrier(self) -> Algorithm:
         """The settled algorithm of an all-reduce; other collectives use the ring."""
         return Algorithm.RING if self.algorithm is Algorithm.AUTO else self.algorithm
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether members may own parts of the tensor of different sizes."""
+        is_mesh = self.carrier is Algorithm.MESH and self.collective is Collective.ALL_REDUCE
+        return is_mesh and not self.quantization.is_gathered
 
     @property
     def follows_ring(self) -> bool:

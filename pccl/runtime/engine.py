@@ -708,6 +708,7 @@ class PeerEngine:
             own=self.machine.own.peer,
             residual=call.residual,
             blocks=post.blocks,
+            shares=post.shares,
         )
         self.keeper.use(partners)
 

@@ -1,8 +1,9 @@
 """Links between peers, pure: their speed, their health, and the choices that depend on them.
 
 * ``link_measures``: the latencies and speeds that members have measured.
-* ``cost_model``: how long an all-reduce takes as a ring, a star or a mesh, and the table of the
-  fastest algorithms.
+* ``shares``: how much of a tensor each member owns in the fastest mesh.
+* ``cost_model``: how long an all-reduce takes as a ring, a star or a mesh.
+* ``planner``: the fastest algorithm for each size of tensor, and the shares of a mesh.
 * ``ring_order``: an order of the members in which all neighbours have links.
 * ``link_steps``: what ``link_upkeep`` wants to be done.
 * ``wanted_link``: what is known of one link, and how many lanes it gets.

@@ -10,10 +10,10 @@ Communication Operations in MPICH", 2005. For N members with n bytes each:
 * **Star.** Each member sends n to the root and receives n. The root's port carries (N-1) n each
   way, and the root processes its messages one after the other.
 * **Mesh.** Each member sends n/N to each other member, twice. Each port carries as much as in a
-  ring, in N-1 streams that slow each other down a little.
+  ring, in N-1 streams that slow each other down a little. Members may own other shares than n/N
+  (``shares``).
 
-Every time is fixed + per_byte * n, so the fastest algorithm changes at few sizes. The search looks
-for these sizes among the powers of two.
+Every time is fixed + per_byte * n, so the fastest algorithm changes at few sizes.
 
 Links without a measure get an assumed one (:data:`NEAR_BYTES_PER_S` and others). A speed that was
 measured with little data is too low. So the model separates algorithms whose times differ much; if
@@ -24,23 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations
+from math import inf
 
-from pccl.protocol.types import (
-    ALGORITHM_STEPS_MAX,
-    NS_PER_S,
-    STAR_BYTES_MAX,
-    Algorithm,
-    AlgorithmStep,
-    AlgorithmTable,
-    PeerId,
-)
+from pccl.protocol.types import MESH_MEMBERS_MAX, NS_PER_S, Algorithm, PeerId
 from pccl.topology.link_measures import LinkMatrix
 from pccl.topology.ring_order import Pair
-
-IMPLEMENTED = (Algorithm.RING, Algorithm.STAR, Algorithm.MESH)
-"""Algorithms that a table may name. At equal times the first one is chosen: a ring can be
-repaired."""
 
 MESSAGE_S = 25e-6
 """Time to send or receive one message at one end: frame, placement and a turn of the loop."""
@@ -51,10 +40,6 @@ SEGMENT_BYTES = 512 << 10
 STREAM_COST = 0.08
 """Each further stream through the same port slows all of them by this share of their time."""
 
-GAIN_MIN = 0.9
-"""Another algorithm must take less than this share of the ring's time. Measured speeds are no
-more exact than that, and a ring can be repaired."""
-
 UNKNOWN_RTT_S = 1e-3
 """Assumed round trip of a link without a measured one."""
 
@@ -64,13 +49,6 @@ NEAR_RTT_S = 2e-3
 NEAR_BYTES_PER_S = 1.25e9
 FAR_BYTES_PER_S = 125e6
 """Assumed speed of a link without a measured one: 10 Gbit/s in one building, 1 Gbit/s beyond."""
-
-MESH_MEMBERS_MAX = 64
-"""Larger groups get no mesh: its many streams lose packets, and the master's work grows with the
-square of the group's size."""
-
-SIZES = tuple(1 << power for power in range(10, 33))
-"""The sizes of tensors that the search tries, in bytes: 1 KiB to 4 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +91,15 @@ class AssumedLinks:
         is_near = self._rtt_s(source, target) < NEAR_RTT_S
         return NEAR_BYTES_PER_S if is_near else FAR_BYTES_PER_S
 
+    def port_bytes_per_s(self, peer: PeerId, fastest: float, streams: int) -> float:
+        """Return what ``peer`` can send over ``streams`` links at once.
+
+        Without a measure they share the speed of the ``fastest`` link, and slow each other down.
+        """
+        known = self.measured.get((peer, peer))
+        assumed = fastest / (1 + STREAM_COST * (streams - 1))
+        return assumed if known is None else max(assumed, known.bytes_per_s)
+
     def _rtt_s(self, one: PeerId, other: PeerId) -> float:
         ends = (self.measured.get((one, other)), self.measured.get((other, one)))
         known = [end.rtt_ns for end in ends if end is not None and end.rtt_ns]
@@ -147,90 +134,90 @@ def star_cost(ring: Sequence[PeerId], links: AssumedLinks) -> Cost:
     root, leaves = ring[0], ring[1:]
     inward = max(links.latency_s(leaf, root) for leaf in leaves)
     outward = max(links.latency_s(root, leaf) for leaf in leaves)
-    port = _port([links.bytes_per_s(root, leaf) for leaf in leaves])
+    speeds = [links.bytes_per_s(root, leaf) for leaf in leaves]
+    port = links.port_bytes_per_s(root, max(speeds), len(leaves))
     messages = 2 * len(leaves) + 2  # those of the root, and one at each end of the longest way
-    per_byte_s = 2 * port + 2 * len(leaves) * MESSAGE_S / SEGMENT_BYTES
+    per_byte_s = (
+        2 * max(len(leaves) / port, 1 / min(speeds)) + 2 * len(leaves) * MESSAGE_S / SEGMENT_BYTES
+    )
     return Cost(inward + outward + messages * MESSAGE_S, per_byte_s)
 
 
-def mesh_cost(ring: Sequence[PeerId], links: AssumedLinks) -> Cost:
-    """The cost of a mesh: each member sends 1/N of its data to each other member, twice.
+def mesh_cost(ring: Sequence[PeerId], links: AssumedLinks, shares: Sequence[int] = ()) -> Cost:
+    """The cost of a mesh: each member sends each owner its part, and its own part to each member.
 
     Args:
         ring: the members, at least 2.
         links: measured and assumed links.
+        shares: by rank, how much of a tensor the member owns; empty: all own the same.
     """
+    size = len(ring)
     others = {peer: [other for other in ring if other != peer] for peer in ring}
     latency = max(links.latency_s(peer, other) for peer in ring for other in others[peer])
-    port = max(_port([links.bytes_per_s(peer, other) for other in others[peer]]) for peer in ring)
-    messages = 2 * (len(ring) - 1)
-    per_byte_s = (port + messages * MESSAGE_S / SEGMENT_BYTES) / len(ring)
-    return Cost(2 * (latency + messages * MESSAGE_S), 2 * per_byte_s)
+    slowest = mesh_s_per_byte(shares or [1] * size, *speeds_of(ring, links))
+    messages = 2 * (size - 1)
+    per_byte_s = slowest + 2 * messages * MESSAGE_S / SEGMENT_BYTES / size
+    return Cost(2 * (latency + messages * MESSAGE_S), per_byte_s)
 
 
-def choose_algorithms(
+def speeds_of(ring: Sequence[PeerId], links: AssumedLinks) -> tuple[list[list[float]], list[float]]:
+    """Return the speeds of all links by the ranks of their ends, and of each member's port.
+
+    A port carries all links of its member at once. The diagonal of the links is infinite.
+    """
+    speeds = [
+        [inf if peer == other else links.bytes_per_s(peer, other) for other in ring]
+        for peer in ring
+    ]
+    ports = [
+        links.port_bytes_per_s(peer, max(speed for speed in row if speed < inf), len(ring) - 1)
+        for peer, row in zip(ring, speeds, strict=True)
+    ]
+    return speeds, ports
+
+
+def mesh_s_per_byte(
+    shares: Sequence[float], speeds: Sequence[Sequence[float]], ports: Sequence[float]
+) -> float:
+    """Return the seconds that a mesh takes for each byte of a large tensor.
+
+    Contributions and results travel at the same time. So the link from rank i to rank j carries j's
+    part of i's contribution and i's part of the result. A port carries that of all its links.
+
+    Args:
+        shares: by rank, how much of the tensor the member owns, in any unit.
+        speeds: by the ranks of the ends, in bytes per second.
+        ports: by rank, in bytes per second.
+    """
+    whole, size = sum(shares), len(shares)
+    links = (
+        (shares[one] + shares[other]) / min(speeds[one][other], speeds[other][one])
+        for one, other in combinations(range(size), 2)
+    )
+    loads = ((whole + (size - 2) * share) / port for share, port in zip(shares, ports, strict=True))
+    return max(*links, *loads) / whole
+
+
+def usable_costs(
     ring: Sequence[PeerId],
-    measured: LinkMatrix,
+    links: AssumedLinks,
     broken: Collection[Pair],
-    implemented: Collection[Algorithm] = IMPLEMENTED,
-) -> AlgorithmTable:
-    """Return the fastest algorithm for each size of tensor.
+    shares: Sequence[int] = (),
+) -> dict[Algorithm, Cost]:
+    """Return the costs of the algorithms whose links all exist.
 
     Args:
         ring: the members in order; the first one is the root of a star.
-        measured: known latencies and speeds; may include other peers.
-        broken: pairs without a link; algorithms that need one are not chosen. (The caller has
-            already reordered a ring with such neighbours.)
-        implemented: algorithms to choose from.
+        links: measured and assumed links.
+        broken: pairs without a link. (The caller has already reordered a ring with such
+            neighbours.)
+        shares: by rank, how much of a tensor the member owns in a mesh; empty: all own the same.
     """
-    costs = {
-        algorithm: cost
-        for algorithm, cost in _costs(ring, AssumedLinks(measured), broken).items()
-        if algorithm in implemented
-    }
-    if list(costs) in ([], [Algorithm.RING]):
-        return AlgorithmTable()
-    quickest = [(size, _quickest(costs, size)) for size in SIZES]
-    steps = [
-        AlgorithmStep(size, algorithm)
-        for (size, algorithm), (_, following) in pairwise(quickest)
-        if algorithm is not following
-    ]
-    # In a ring of two members, each value is rounded as often as in a mesh of two.
-    has_mesh = Algorithm.MESH in costs and len(ring) > 2
-    quantized = Algorithm.MESH if has_mesh else Algorithm.RING
-    return AlgorithmTable(tuple(steps[:ALGORITHM_STEPS_MAX]), quickest[-1][1], quantized)
-
-
-def _costs(
-    ring: Sequence[PeerId], links: AssumedLinks, broken: Collection[Pair]
-) -> dict[Algorithm, Cost]:
-    """Return the costs of the algorithms whose links all exist."""
     if len(ring) < 2:
         return {}
     costs = {Algorithm.RING: ring_cost(ring, links)}
     if all(Pair((ring[0], leaf)) not in broken for leaf in ring[1:]):
         costs[Algorithm.STAR] = star_cost(ring, links)
     if len(ring) <= MESH_MEMBERS_MAX and not any(pair <= set(ring) for pair in broken):
-        costs[Algorithm.MESH] = mesh_cost(ring, links)
+        costs[Algorithm.MESH] = mesh_cost(ring, links, shares)
     return costs
-
-
-def _quickest(costs: dict[Algorithm, Cost], size: int) -> Algorithm:
-    times = {
-        algorithm: cost.time_s(size) * (GAIN_MIN if algorithm is Algorithm.RING else 1)
-        for algorithm, cost in costs.items()
-        if algorithm is not Algorithm.STAR or size <= STAR_BYTES_MAX
-    }
-    return min(times, key=lambda algorithm: times[algorithm])
-
-
-def _port(speeds: list[float]) -> float:
-    """Return the seconds in which a port sends one byte over each of its links.
-
-    The links share the port, whose speed the fastest link shows. A slow link may take longer than
-    all other links together.
-    """
-    streams = len(speeds)
-    shared = streams / max(speeds) * (1 + STREAM_COST * (streams - 1))
-    return max(shared, 1 / min(speeds))

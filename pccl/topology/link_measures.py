@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from pccl.protocol.limits import BYTES_PER_S_MAX, RTT_NS_MAX
-from pccl.protocol.types import LinkMeasure, MeasuredLink, PeerId
+from pccl.protocol.link_messages import LinkMeasure, MeasuredLink
+from pccl.protocol.types import PeerId
 
 LinkMatrix = Mapping[tuple[PeerId, PeerId], LinkMeasure]
 """(the peer that measured, the peer at the other end) -> its measure."""
@@ -50,16 +51,29 @@ class ToldMeasures:
 
     def __init__(self) -> None:
         self._told: dict[PeerId, LinkMeasure] = {}
+        self._newest: dict[PeerId, LinkMeasure] = {}
 
     def news(self, links: Collection[MeasuredLink]) -> tuple[MeasuredLink, ...]:
         """Return the links whose measure has changed much, and record them as reported."""
+        self._newest.update({link.peer: link.measure for link in links})
         news = tuple(link for link in links if self._has_changed(link))
         self._told.update({link.peer: link.measure for link in news})
+        return news
+
+    def newest(self) -> tuple[MeasuredLink, ...]:
+        """Return all measures that differ from the reported ones, and record them as reported."""
+        news = tuple(
+            MeasuredLink(peer, measure)
+            for peer, measure in self._newest.items()
+            if self._told.get(peer) != measure
+        )
+        self._told.update(self._newest)
         return news
 
     def keep(self, peers: Collection[PeerId]) -> None:
         """Keep the measures of links to these peers only."""
         self._told = {peer: told for peer, told in self._told.items() if peer in peers}
+        self._newest = {peer: known for peer, known in self._newest.items() if peer in peers}
 
     def all(self) -> Iterator[MeasuredLink]:
         """Yield all reported measures, for a master that has none."""

@@ -24,16 +24,8 @@ from pccl.protocol.limits import (
     NEWCOMER_BYTES_MAX,
     OPERATIONS_OPEN_MAX,
 )
-from pccl.protocol.types import (
-    Descriptor,
-    LinkMeasure,
-    MeasuredLink,
-    OperationId,
-    PeerId,
-    ReduceOp,
-    RoundId,
-    RoundKind,
-)
+from pccl.protocol.link_messages import LinkMeasure, MeasuredLink
+from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundId, RoundKind
 from tests.support.claimant import Claimant
 from tests.support.peers import PeerProcess, report
 

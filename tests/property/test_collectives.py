@@ -206,7 +206,10 @@ def test_progress_shows_who_owes_what(
 def test_what_a_direct_reduce_moves(
     algorithm: Algorithm, world_size: int, count: int, rng: random.Random
 ) -> None:
-    """Mesh: everybody 2(N-1)/N of the tensor, as in a ring; star: all of it, the root N-1 times."""
+    """Star: all the tensor, the root N-1 times. Mesh: what others own, and N-1 times the own part.
+
+    With equal shares that is 2(N-1)/N of the tensor, as in a ring.
+    """
     inputs = [random_values(DataType.INT32, count, rng) for _ in range(world_size)]
     ring = Ring(world_size, 8, rng)
     ring.reduce(all_reduce(DataType.INT32, ReduceOp.SUM, count, algorithm), inputs)
@@ -216,6 +219,9 @@ def test_what_a_direct_reduce_moves(
             moved = 4 * count * (world_size - 1 if rank == 0 else 1)
         else:
             own = base + (rank < longer)
+            if ring.shares:
+                ends = [count * sum(ring.shares[:n]) // sum(ring.shares) for n in (rank, rank + 1)]
+                own = ends[1] - ends[0]
             moved = 4 * ((count - own) + own * (world_size - 1))
         assert (transfer.tx_bytes, transfer.rx_bytes) == (moved, moved)
 

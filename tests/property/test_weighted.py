@@ -273,6 +273,7 @@ def guarded_ring(
         inputs[rank][37] = value
     ring = Ring(4, 16 * data_type.itemsize, rng, local=False)
     ring.weights, ring.infinite = tuple(weights), infinite
+    ring.shares = ()  # in a mesh, rank 2 owns the spoilt value
     quantization = UNQUANTIZED if wire is WireFormat.NONE else Quantization(wire, 8)
     what = all_reduce(data_type, ReduceOp.AVG, 60, algorithm, quantization)
     buffers = lend(inputs, rng)

@@ -29,7 +29,7 @@ def _rings_only(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[rep
     def ring(*known: object) -> AlgorithmTable:
         return AlgorithmTable()
 
-    monkeypatch.setattr(membership, "choose_algorithms", ring)
+    monkeypatch.setattr(membership, "plan_view", ring)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pccl.machines.master.links.meetings import Meetings
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import LinkMeasure, MeasuredLink, PeerId
+from pccl.protocol.link_messages import LinkMeasure, MeasuredLink
+from pccl.protocol.types import PeerId
 from pccl.topology.ring_order import Pair
 from tests.support.scenarios import where
 

@@ -113,6 +113,11 @@ class Ring:
         """The ranks that have declared a contribution that is not finite."""
         self.weights: tuple[float, ...] = ()
         """Of a weighted average."""
+        self.shares: tuple[int, ...] = ()
+        """By rank: how much of the tensor it owns in a mesh; in half of the rings, all alike."""
+        if rng.random() < 0.5:
+            drawn = [rng.choice((0, 0, 1, 5, rng.randrange(1000))) for _ in self.peers]
+            self.shares = tuple(drawn) if any(drawn) else ()
         self.transfers: list[Transfer] = []
         """Of each rank, after a reduce."""
         self._rng = rng
@@ -178,7 +183,8 @@ class Ring:
         for rank, plane in enumerate(self.planes):
             operand = self.borrow(*buffers[rank]) if buffers is not None else None
             residual = residuals[rank] if residuals else None
-            plane.post(OPERATION, descriptor, operand, self.peers, self.peers[rank], residual)
+            ring, shares = self.peers, self.shares if descriptor.has_shares else ()
+            plane.post(OPERATION, descriptor, operand, ring, ring[rank], residual, shares=shares)
         return residuals
 
     def reduce(

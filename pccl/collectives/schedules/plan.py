@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pccl.collectives.layout import SegmentLayout, segment_bytes_for
 from pccl.collectives.schedules.broadcast import BroadcastSchedule
@@ -26,6 +26,7 @@ def schedule_of(
     segment_bytes: int | None,
     wire_bytes: Callable[[int], int] | None = None,
     blocks: BlockLengths | None = None,
+    shares: Sequence[int] = (),
 ) -> Schedule:
     """Return the schedule of an operation as ``rank`` sees it.
 
@@ -36,6 +37,7 @@ def schedule_of(
         segment_bytes: upper bound of a segment; None: chosen for the tensor and the ring.
         wire_bytes: number of elements -> bytes on the wire; None: values are not encoded.
         blocks: the lengths of the own blocks in an exchange.
+        shares: by rank, how much of the tensor the rank owns in a mesh; empty: all own the same.
 
     Raises:
         ValueError: the rank or the root is outside the ring.
@@ -52,7 +54,14 @@ def schedule_of(
     match descriptor.collective:
         case Collective.ALL_REDUCE:
             chunks = 1 if star or gathers else world_size
-            layout = SegmentLayout(descriptor.count, itemsize, chunks, segment_bytes, wire_bytes)
+            layout = SegmentLayout(
+                descriptor.count,
+                itemsize,
+                chunks,
+                segment_bytes,
+                wire_bytes,
+                shares if descriptor.has_shares else (),
+            )
             if star:
                 return DirectSchedule(rank, world_size, layout, STAR_ROOT)
             if gathers:

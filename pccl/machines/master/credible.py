@@ -93,7 +93,7 @@ def check_roster(roster: Roster, peer: PeerId, key: bytes, group: int) -> None:
         roster.version > 0
         and roster.view in roster.open_views
         and len(roster.open_views) <= OPEN_VIEWS_MAX
-        and roster.algorithms.is_sound
+        and roster.algorithms.is_sound_for(len(roster.members))
         and len(set(roster.ring)) == len(roster.ring) <= roster.global_world_size
         and max(sizes) <= PEERS_MAX
         and min(roster.ring) > 0

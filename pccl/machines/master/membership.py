@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pccl.machines.master.links.link_states import LinkStates
 from pccl.protocol.guards.source_shares import of_the_largest
 from pccl.protocol.limits import PENDING_MAX, ROSTERS_KEPT_MAX, TERM_GAP
-from pccl.protocol.link_messages import LinkPath
+from pccl.protocol.link_messages import LinkPath, MeasuredLink
 from pccl.protocol.messages import Admitted
-from pccl.protocol.types import NOBODY, AlgorithmTable, MeasuredLink, Member, PeerId, Roster
+from pccl.protocol.types import NOBODY, AlgorithmTable, Member, PeerId, Roster
 from pccl.telemetry.pace import Pace
-from pccl.topology.cost_model import choose_algorithms
 from pccl.topology.link_measures import LinkMatrix, LinkMeasures
+from pccl.topology.planner import plan_view
 from pccl.topology.ring_order import Pair
 
 _LATE_MAX = 64
@@ -261,12 +261,13 @@ class Membership:
                 self._measures.note(reporter, link.peer, link.measure)
 
     def outdated(self) -> set[int]:
-        """Return the groups whose newest view has a stale algorithm table."""
+        """Return the groups for which another plan than that of the newest view is much faster."""
         return {
             group
             for group, state in self._groups.items()
             if state.order
-            and state.open_views[state.newest_view].algorithms != self._algorithms(group)
+            and (present := state.open_views[state.newest_view].algorithms)
+            != self._algorithms(group, present)
         }
 
     def link_trouble(self, peer: PeerId, since_ns: int) -> str | None:
@@ -530,12 +531,12 @@ class Membership:
         algorithms = self._algorithms(group)
         state.open_views[state.newest_view] = View(tuple(state.order), self._term, algorithms)
 
-    def _algorithms(self, group: int) -> AlgorithmTable:
-        """Return the quickest algorithms in a group's ring, by what is measured now."""
+    def _algorithms(self, group: int, present: AlgorithmTable | None = None) -> AlgorithmTable:
+        """Return the plan of a group's ring by what is measured now; see ``plan_view``."""
         ring = self._groups[group].order
         accusers = [peer for peer in ring if self.may_accuse(peer)]
         broken = {pair for pair, _ in self.links.broken(accusers)}
-        return choose_algorithms(ring, self._measures.matrix, broken)
+        return plan_view(ring, self._measures.matrix, broken, present)
 
     def _publish(self) -> None:
         self._has_moved = False

@@ -217,6 +217,8 @@ class Collectives:
         what, call, ring = _settled(event, seen), event.call, event.members_of(seen)
         made = OpenOperation(operation, what, ring, call, event.detached)
         made.weight, made.norm, made.among = event.weight, event.norm, event.among
+        if what.has_shares:
+            made.view_shares = dict(zip(seen.ring, seen.algorithms.shares, strict=False))
         if event.buffers is not None and what.is_exchange:
             made.blocks = blocks_of(what, event.buffers, ring.index(self._own.peer), len(ring))
         return made
@@ -233,7 +235,7 @@ class Collectives:
     def _post(self, operation: OpenOperation, *begin: ev.Begin) -> None:
         assert operation.call is not None
         what, ring = operation.descriptor, operation.ring
-        post = ev.Post(operation.call, operation.id, what, ring, operation.blocks)
+        post = ev.Post(operation.call, operation.id, what, ring, operation.blocks, operation.shares)
         self._out.add(post, *begin)
         self._out.send(operation.request())
 

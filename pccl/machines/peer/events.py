@@ -328,6 +328,8 @@ class Post:
     ring: tuple[PeerId, ...]
     blocks: BlockLengths | None = None
     """The lengths of the own blocks in an exchange."""
+    shares: tuple[int, ...] = ()
+    """By rank: how much of the tensor the member owns in a mesh; empty: all own the same."""
 
 
 @dataclass(frozen=True, slots=True)

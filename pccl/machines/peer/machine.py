@@ -361,7 +361,9 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         match self.calls.decide(event):
             case CallAllowed(seen, event):
                 match event:
-                    case ev.RoundCall():
+                    case ev.RoundCall(kind=kind):
+                        if kind is RoundKind.OPTIMIZE_TOPOLOGY:
+                            self.links.tell_newest()
                         self.rounds.call(event)
                     case ev.ReduceCall():
                         self.collectives.call(event, seen)

@@ -18,7 +18,8 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.handshake.certificates import NO_CERTIFICATE, Certificate
 from pccl.protocol.limits import LINKS_BATCH_MAX, ROSTERS_KEPT_MAX
-from pccl.protocol.types import NOBODY, MeasuredLink, Member, PeerId, Roster
+from pccl.protocol.link_messages import MeasuredLink
+from pccl.protocol.types import NOBODY, Member, PeerId, Roster
 from pccl.topology.link_measures import ToldMeasures
 
 
@@ -139,7 +140,7 @@ class KnownMembership:
             raise errors.RemoteProtocolError(
                 func="control", reason="the master sent an invalid roster, or one without this peer"
             )
-        if not roster.algorithms.is_sound:
+        if not roster.algorithms.is_sound_for(len(roster.members)):
             raise errors.RemoteProtocolError(
                 func="control", reason="the master sent an invalid algorithm table"
             )
@@ -294,6 +295,10 @@ class OwnLinks:
             self._tell_measured(self._measures.news(event.links))
         elif self._own.standing is Standing.MEMBER:  # the master asks only members
             self._out.send(msg.AddressProbed(event.peer, event.reason))
+
+    def tell_newest(self) -> None:
+        """Report all measurements exactly, because members ask for another plan."""
+        self._tell_measured(self._measures.newest())
 
     def repeat(self) -> None:
         """Report all links and measurements again, to a master with a new connection."""

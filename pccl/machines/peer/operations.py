@@ -13,7 +13,7 @@ State only: ``collectives`` decides which messages to send and what calls return
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pccl.machines.history import History, InvariantViolation
 from pccl.machines.peer import events as ev
@@ -111,6 +111,14 @@ class OpenOperation:
     """The elected state, once a synchronization has started."""
     among: Subset | None = None
     """The members that take part; None: all members of the view."""
+    view_shares: dict[PeerId, int] = field(default_factory=dict[PeerId, int])
+    """How much of a tensor each member of the view owns in a mesh; empty: all own the same."""
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """The same for the participants, in ring order; empty: all own the same."""
+        owned = tuple(self.view_shares.get(peer, 0) for peer in self.ring)
+        return owned if any(owned) else ()
 
     def request(self) -> msg.OperationRequest | msg.SyncRequest:
         """Return the request for the master."""
@@ -147,7 +155,7 @@ class OpenOperation:
         return OpenOperation(
             again, self.descriptor, self.view_ring or self.ring, self.call, self.detached,
             self.forgotten, attempt=attempt, weight=self.weight, norm=self.norm,
-            blocks=self.blocks, among=self.among,
+            blocks=self.blocks, among=self.among, view_shares=self.view_shares,
         )  # fmt: skip
 
     @property

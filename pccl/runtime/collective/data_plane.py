@@ -90,6 +90,7 @@ class DataPlane:
         own: PeerId,
         residual: Residual | None = None,
         blocks: BlockLengths | None = None,
+        shares: tuple[int, ...] = (),
     ) -> tuple[PeerId, ...]:
         """Post the buffers of a call for an operation, so that frames are read into them.
 
@@ -102,6 +103,7 @@ class DataPlane:
             own: id of this peer.
             residual: residual of a reduce with error feedback.
             blocks: the lengths of the own blocks in an exchange.
+            shares: by rank, how much of the tensor the member owns in a mesh.
 
         Returns:
             The peers whose links the operation will use.
@@ -115,7 +117,7 @@ class DataPlane:
         assert operand.data_type is descriptor.dtype
         assert blocks is not None or operand.count == descriptor.count
         assert operand.in_place or descriptor.collective is not Collective.BROADCAST
-        plan = self._plans.find(descriptor, ring, own, blocks)
+        plan = self._plans.find(descriptor, ring, own, blocks, shares)
         transfer = self._make_transfer(operation, plan, operand, residual)
         transfer.weighted.on_not_finite = self._on_not_finite
         self.transfers[operation] = transfer

@@ -51,7 +51,8 @@ class Plans:
     def __init__(self, segment_bytes: int | None) -> None:
         self._segment_bytes = segment_bytes
         self._kept: dict[
-            tuple[Descriptor, tuple[PeerId, ...], PeerId, BlockLengths | None], Plan
+            tuple[Descriptor, tuple[PeerId, ...], PeerId, BlockLengths | None, tuple[int, ...]],
+            Plan,
         ] = {}
         """Plans by all that they depend on, the oldest first."""
         self._hops = 0
@@ -68,6 +69,7 @@ class Plans:
         ring: tuple[PeerId, ...],
         own: PeerId,
         blocks: BlockLengths | None = None,
+        shares: tuple[int, ...] = (),
     ) -> Plan:
         """Return the plan of an operation; make it if it is not kept.
 
@@ -76,14 +78,16 @@ class Plans:
             ring: the members in ring order, at least 2.
             own: id of this peer.
             blocks: the lengths of its blocks in an exchange.
+            shares: by rank, how much of the tensor the member owns in a mesh; empty: all own the
+                same.
 
         Raises:
             ValueError: the root of a broadcast is not in the ring.
         """
-        key = (descriptor, ring, own, blocks)
+        key = (descriptor, ring, own, blocks, shares)
         plan = self._kept.get(key)
         if plan is None:
-            plan = self._kept[key] = self._make(descriptor, ring, ring.index(own), blocks)
+            plan = self._kept[key] = self._make(*key)
             self._hops += plan.schedule.hop_count
             while len(self._kept) > PLANS_MAX or self._hops > HOPS_MAX:
                 oldest = self._kept.pop(next(iter(self._kept)))
@@ -94,18 +98,21 @@ class Plans:
         self,
         descriptor: Descriptor,
         ring: tuple[PeerId, ...],
-        rank: int,
+        own: PeerId,
         blocks: BlockLengths | None,
+        shares: tuple[int, ...],
     ) -> Plan:
         codec = self._codec(descriptor, descriptor.dtype)
         is_half = descriptor.dtype.itemsize == 2
         wide = self._codec(descriptor, DataType.FLOAT) if is_half else codec
         wire_bytes = codec.encoded_bytes if codec is not None else None
-        world_size, weighted = len(ring), descriptor.weighted
+        rank, world_size, weighted = ring.index(own), len(ring), descriptor.weighted
         return Plan(
             descriptor,
             ring,
-            schedule_of(descriptor, rank, world_size, self._segment_bytes, wire_bytes, blocks),
+            schedule_of(
+                descriptor, rank, world_size, self._segment_bytes, wire_bytes, blocks, shares
+            ),
             Reduction(
                 descriptor.dtype, descriptor.op, world_size, self._scratch, weighted=weighted
             ),

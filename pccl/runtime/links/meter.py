@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pccl.protocol.types import NS_PER_MS, NS_PER_S, LinkMeasure, MeasuredLink, PeerId
+from pccl.protocol.link_messages import LinkMeasure, MeasuredLink
+from pccl.protocol.types import NS_PER_MS, NS_PER_S, PeerId
 from pccl.runtime.clock import Clock
 from pccl.topology.segment_limit import LaneFacts
 from pccl.transports.base import Connection, PathMeasure

@@ -2,49 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import permutations
-
 import pytest
 
-from pccl.protocol.types import (
-    STAR_BYTES_MAX,
-    Algorithm,
-    AlgorithmStep,
-    AlgorithmTable,
-    LinkMeasure,
-    PeerId,
-)
-from pccl.topology.cost_model import (
-    IMPLEMENTED,
-    MESH_MEMBERS_MAX,
-    AssumedLinks,
-    Cost,
-    choose_algorithms,
-    mesh_cost,
-    ring_cost,
-    star_cost,
-)
-from pccl.topology.ring_order import Pair
-
-ALL = (Algorithm.RING, Algorithm.STAR, Algorithm.MESH)
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-US, MS = 1_000, 1_000_000
-
-Matrix = dict[tuple[PeerId, PeerId], LinkMeasure]
-
-
-def peers(count: int) -> list[PeerId]:
-    return [PeerId(number) for number in range(1, count + 1)]
-
-
-def uniform(count: int, rtt_ns: int, bytes_per_s: int) -> Matrix:
-    measure = LinkMeasure(rtt_ns, bytes_per_s)
-    return dict.fromkeys(permutations(peers(count), 2), measure)
-
-
-def table(count: int, matrix: Matrix, *broken: tuple[int, int]) -> AlgorithmTable:
-    pairs = [Pair((PeerId(one), PeerId(other))) for one, other in broken]
-    return choose_algorithms(peers(count), matrix, pairs, ALL)
+from pccl.protocol.link_messages import LinkMeasure
+from pccl.protocol.types import PeerId
+from pccl.topology.cost_model import AssumedLinks, Cost, mesh_cost, ring_cost, star_cost
+from tests.support.link_matrices import LAN, MS, US, peers, uniform
 
 
 def approx(fixed_s: float, per_byte_s: float) -> object:
@@ -54,11 +17,6 @@ def approx(fixed_s: float, per_byte_s: float) -> object:
 def parts(cost: Cost) -> tuple[float, float]:
     return cost.fixed_s, cost.per_byte_s
 
-
-LAN = (100 * US, 1_250_000_000)
-"""0.1 ms there and back, 10 Gbit/s."""
-WAN = (80 * MS, 25_000_000)
-"""80 ms there and back, 200 Mbit/s."""
 
 # One message costs 25 us at each end, and one for every 512 KiB: 25e-6 / 524288 = 4.7683716e-11.
 O_S, O_PER_BYTE_S = 25e-6, 4.76837158203125e-11
@@ -118,74 +76,26 @@ def test_what_nobody_has_measured_is_assumed() -> None:
     assert AssumedLinks({(two, one): LinkMeasure(0, 7)}).latency_s(one, two) == 0.5e-3
 
 
-def test_four_on_a_lan() -> None:
-    # In us and ns a byte: star 300 + 5.854, mesh 400 + 1.535: they meet at 23 KB. Of the ring's
-    # 600 + 1.343 count 90 %: 540 + 1.209, which the mesh meets at 429 KB.
-    assert table(4, uniform(4, *LAN)) == AlgorithmTable(
-        (AlgorithmStep(16 * KIB, Algorithm.STAR), AlgorithmStep(256 * KIB, Algorithm.MESH)),
-        Algorithm.RING,
-        Algorithm.MESH,
-    )
+def test_a_mesh_of_unequal_shares_takes_as_long_as_its_slowest_link() -> None:
+    # In ns a byte: a link between 1 and 2 carries 1/2 + 1/4 at 80, the others less at 0.8.
+    matrix = uniform(3, *LAN)
+    slow = LinkMeasure(100 * US, 12_500_000)
+    matrix[PeerId(1), PeerId(2)] = slow
+    links = AssumedLinks(matrix)
+    messages = 8 * O_PER_BYTE_S / 3
+    expected = 0.75 * 80e-9 + messages
+    assert mesh_cost(peers(3), links, [2, 1, 1]).per_byte_s == pytest.approx(expected)
+    # Nothing of 1 and 2 goes over that link: then the port of 3 carries 1 + 1 tensors, in two
+    # streams that slow each other down by 8 %.
+    expected = 2 * 0.8e-9 * 1.08 + messages
+    assert mesh_cost(peers(3), links, [0, 0, 5]).per_byte_s == pytest.approx(expected)
 
 
-def test_four_on_a_wan() -> None:
-    # In ms and ns a byte: star 80.2 + 278.7, mesh 80.3 + 69.74: they meet at 478 bytes, and smaller
-    # ones are not told apart. Of the ring's 240.3 + 60.14 count 216.3 + 54.13: 8.7 MB.
-    expected = AlgorithmTable(
-        (AlgorithmStep(8 * MIB, Algorithm.MESH),), Algorithm.RING, Algorithm.MESH
-    )
-    assert table(4, uniform(4, *WAN)) == expected
-
-
-def test_of_two_each_is_the_same_and_the_ring_can_be_repaired() -> None:
-    for link in (LAN, WAN):
-        assert table(2, uniform(2, *link)) == AlgorithmTable()
-
-
-def test_one_slow_link_between_neighbours_makes_the_mesh_the_quickest_for_any_size() -> None:
-    # The ring sends 2 (N-1) chunks over it, the mesh 2.
-    matrix = uniform(8, *LAN)
-    assert table(8, matrix).algorithm_for(GIB) is Algorithm.RING
-    slow = LinkMeasure(100 * US, 1_250_000)
-    matrix[PeerId(2), PeerId(3)] = matrix[PeerId(3), PeerId(2)] = slow
-    assert table(8, matrix).algorithm_for(GIB) is Algorithm.MESH
-
-
-def test_large_groups_have_no_mesh_and_small_tensors_a_star() -> None:
-    size = MESH_MEMBERS_MAX + 1
-    found = choose_algorithms(peers(size), {}, (), ALL)
-    assert found.algorithm_for(4 * KIB) is Algorithm.STAR
-    assert Algorithm.MESH not in {step.algorithm for step in found.steps}
-    assert found.beyond is Algorithm.RING
-
-
-def test_who_cannot_talk_is_not_asked_to() -> None:
-    wan = uniform(4, *WAN)
-    chosen = {step.algorithm for step in table(4, wan, (2, 4)).steps}
-    assert chosen == {Algorithm.STAR}
-    chosen = {step.algorithm for step in table(4, wan, (1, 3)).steps}
-    assert chosen == set()  # 1 is the root
-    assert table(4, wan, (1, 3)) == AlgorithmTable()
-    assert table(4, wan, (7, 9)) == table(4, wan)  # no members
-
-
-def test_alone_there_is_nothing_to_choose() -> None:
-    assert choose_algorithms(peers(1), {}, (), ALL) == AlgorithmTable()
-    assert choose_algorithms([], {}, (), ALL) == AlgorithmTable()
-
-
-def test_only_what_there_is_is_chosen() -> None:
-    wan = uniform(4, *WAN)
-    assert choose_algorithms(peers(4), wan, (), (Algorithm.RING,)) == AlgorithmTable()
-    both = choose_algorithms(peers(4), wan, (), (Algorithm.RING, Algorithm.MESH))
-    assert both.algorithm_for(1) is Algorithm.MESH
-    assert set(choose_algorithms(peers(4), wan, ()).steps) == set(
-        choose_algorithms(peers(4), wan, (), IMPLEMENTED).steps
-    )
-
-
-def test_no_star_above_its_limit() -> None:
-    # 200 ms one way and a terabyte a second: two steps beat four whatever the size.
-    matrix = uniform(3, 400 * MS, 10**12)
-    found = choose_algorithms(peers(3), matrix, (), (Algorithm.RING, Algorithm.STAR))
-    assert found == AlgorithmTable((AlgorithmStep(STAR_BYTES_MAX, Algorithm.STAR),))
+def test_a_measured_port_carries_what_it_has_carried() -> None:
+    matrix = uniform(4, *LAN)
+    links = AssumedLinks({**matrix, (PeerId(1), PeerId(1)): LinkMeasure(0, 3 * 1_250_000_000)})
+    assert links.port_bytes_per_s(PeerId(1), 1.25e9, 3) == 3.75e9
+    assert links.port_bytes_per_s(PeerId(2), 1.25e9, 3) == pytest.approx(1.25e9 / 1.16)
+    # A smaller one was not busy.
+    links = AssumedLinks({**matrix, (PeerId(1), PeerId(1)): LinkMeasure(0, 1000)})
+    assert links.port_bytes_per_s(PeerId(1), 1.25e9, 3) == pytest.approx(1.25e9 / 1.16)

@@ -21,17 +21,17 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import BYTES_PER_S_MAX, RTT_NS_MAX, TERM_GAP
+from pccl.protocol.link_messages import LinkMeasure, MeasuredLink
 from pccl.protocol.operation import Eager
 from pccl.protocol.types import (
     ALGORITHM_STEPS_MAX,
+    SHARE_UNITS,
     STAR_BYTES_MAX,
     AbortCause,
     Algorithm,
     AlgorithmStep,
     AlgorithmTable,
     Descriptor,
-    LinkMeasure,
-    MeasuredLink,
     PeerId,
     Quantization,
     ReduceOp,
@@ -75,7 +75,7 @@ def measured(*links: tuple[int, int, int]) -> msg.LinksMeasured:
 )
 def test_a_table_is_read_from_the_small_ones_up(tensor_bytes: int, algorithm: Algorithm) -> None:
     assert SMALL_STAR.algorithm_for(tensor_bytes) is algorithm
-    assert SMALL_STAR.is_sound
+    assert SMALL_STAR.is_sound_for(3)
 
 
 @pytest.mark.parametrize(
@@ -89,10 +89,13 @@ def test_a_table_is_read_from_the_small_ones_up(tensor_bytes: int, algorithm: Al
         AlgorithmTable((), RING, STAR),
         AlgorithmTable((AlgorithmStep(STAR_BYTES_MAX + 1, STAR),)),
         AlgorithmTable(tuple(AlgorithmStep(n, MESH) for n in range(ALGORITHM_STEPS_MAX + 1))),
+        AlgorithmTable(shares=(SHARE_UNITS, 0)),
+        AlgorithmTable(shares=(SHARE_UNITS, 0, 1)),
+        AlgorithmTable(shares=(0, 0, 0)),
     ],
 )
 def test_tables_that_no_master_makes(table: AlgorithmTable) -> None:
-    assert not table.is_sound
+    assert not table.is_sound_for(3)
 
 
 def test_what_auto_becomes() -> None:
@@ -251,7 +254,9 @@ def test_measures_of_links_that_are_gone_are_forgotten() -> None:
 # -- the master --------------------------------------------------------------------------------
 
 
-def by_speed(ring: Sequence[PeerId], links: LinkMatrix, broken: Collection[Pair]) -> AlgorithmTable:
+def by_speed(
+    ring: Sequence[PeerId], links: LinkMatrix, broken: Collection[Pair], *_: object
+) -> AlgorithmTable:
     """A star up to so many bytes as the slowest link brings in a second; no mesh past a gap."""
     speeds = [measure.bytes_per_s for (a, b), measure in links.items() if a in ring and b in ring]
     if not speeds:
@@ -267,7 +272,7 @@ def star_up_to(tensor_bytes: int, *, mesh: bool = True) -> AlgorithmTable:
 
 @pytest.fixture(autouse=True)
 def _chosen_by_speed(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
-    monkeypatch.setattr(membership, "choose_algorithms", by_speed)
+    monkeypatch.setattr(membership, "plan_view", by_speed)
 
 
 def new(size: int = 3) -> MasterStage:

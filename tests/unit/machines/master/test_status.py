@@ -19,7 +19,7 @@ from pccl.protocol.limits import (
     CONTROL_MESSAGE_BYTES_MAX,
     RTT_NS_MAX,
 )
-from pccl.protocol.link_messages import LinkPath
+from pccl.protocol.link_messages import LinkMeasure, LinkPath, MeasuredLink
 from pccl.protocol.status_report import (
     FIGURE_NAME_BYTES_MAX,
     FIGURES_MAX,
@@ -39,8 +39,6 @@ from pccl.protocol.types import (
     LOSS_MAX,
     NAME_BYTES_MAX,
     AbortCause,
-    LinkMeasure,
-    MeasuredLink,
     OperationId,
     PeerId,
     RemovalCause,

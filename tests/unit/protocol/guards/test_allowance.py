@@ -33,7 +33,8 @@ from pccl.protocol.limits import (
     PROGRESS_BATCH_MAX,
     STORE_VALUE_BYTES_MAX,
 )
-from pccl.protocol.types import LinkMeasure, MeasuredLink, OperationId, PeerId, RoundId, RoundKind
+from pccl.protocol.link_messages import LinkMeasure, MeasuredLink
+from pccl.protocol.types import OperationId, PeerId, RoundId, RoundKind
 
 FROM_PEERS: tuple[type[Any], ...] = typing.get_args(msg.PeerMessage)
 FROM_MASTERS: tuple[type[Any], ...] = typing.get_args(msg.MasterMessage)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from pccl.protocol.types import LinkMeasure, MeasuredLink, PeerId
+from pccl.protocol.link_messages import LinkMeasure, MeasuredLink
+from pccl.protocol.types import PeerId
 from pccl.runtime.links.meter import PERIOD_NS, LinkMeter
 from pccl.transports.base import PathMeasure
 from pccl.transports.link import Link

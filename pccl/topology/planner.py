@@ -1,0 +1,133 @@
+"""The plan of a view: the fastest algorithm for each size of tensor, and the shares of a mesh.
+
+The planner compares predicted times (``cost_model``) for tensors of many sizes. Measures fluctuate,
+so a plan stays until another one is better by ``GAIN_MIN`` for some size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import combinations, pairwise
+
+from pccl.protocol.link_messages import LinkMeasure
+from pccl.protocol.types import (
+    ALGORITHM_STEPS_MAX,
+    MESH_MEMBERS_MAX,
+    STAR_BYTES_MAX,
+    Algorithm,
+    AlgorithmStep,
+    AlgorithmTable,
+    PeerId,
+)
+from pccl.topology.cost_model import AssumedLinks, Cost, mesh_s_per_byte, speeds_of, usable_costs
+from pccl.topology.link_measures import LinkMatrix
+from pccl.topology.ring_order import Pair
+
+GAIN_MIN = 0.9
+"""Another algorithm must take less than this share of the ring's time, and another plan less than
+this share of the present plan's. Measured speeds are no more exact than that, and a ring can be
+repaired."""
+
+SHARES_MEMBERS_MIN = 3
+"""With two members, any shares load the one link alike."""
+
+SIZES = tuple(1 << power for power in range(10, 33))
+"""The sizes of tensors that the search tries, in bytes: 1 KiB to 4 GiB."""
+
+
+def plan_view(
+    ring: Sequence[PeerId],
+    measured: LinkMatrix,
+    broken: Collection[Pair],
+    present: AlgorithmTable | None = None,
+) -> AlgorithmTable:
+    """Return the fastest algorithm for each size of tensor, and the shares of a mesh.
+
+    Args:
+        ring: the members in order; the first one is the root of a star.
+        measured: known latencies and speeds; may include other peers.
+        broken: pairs without a link; algorithms that need one are not chosen. (The caller has
+            already reordered a ring with such neighbours.)
+        present: the plan of the same ring in use. It is returned if no other plan is much better.
+    """
+    links = AssumedLinks(measured)
+    shares = _useful_shares(ring, measured)
+    costs = usable_costs(ring, links, broken, shares)
+    if present is not None:
+        kept = usable_costs(ring, links, broken, present.shares)
+        if kept and all(_is_good(present, kept, costs, size) for size in SIZES):
+            return present
+    if list(costs) in ([], [Algorithm.RING]):
+        return AlgorithmTable()
+    quickest = [(size, _quickest(costs, size)) for size in SIZES]
+    steps = [
+        AlgorithmStep(size, algorithm)
+        for (size, algorithm), (_, following) in pairwise(quickest)
+        if algorithm is not following
+    ]
+    # In a ring of two members, each value is rounded as often as in a mesh of two.
+    has_mesh = Algorithm.MESH in costs and len(ring) > 2
+    return AlgorithmTable(
+        tuple(steps[:ALGORITHM_STEPS_MAX]),
+        quickest[-1][1],
+        Algorithm.MESH if has_mesh else Algorithm.RING,
+        shares if has_mesh else (),
+    )
+
+
+def _useful_shares(ring: Sequence[PeerId], measured: LinkMatrix) -> tuple[int, ...]:
+    """Return the shares with which a mesh is much faster than with equal ones; empty: none.
+
+    Every pair must have been measured, or shares would follow assumptions. Only a newcomer has no
+    speeds yet: its links count as slow as the slowest known one, until a mesh has measured them.
+    """
+    speeds = {pair: each.bytes_per_s for pair, each in measured.items() if each.bytes_per_s}
+    pairs = list(combinations(ring, 2))
+    known = [pair for pair in pairs if pair in speeds or pair[::-1] in speeds]
+    old = {peer for pair in known for peer in pair}
+    is_enough = SHARES_MEMBERS_MIN <= len(ring) <= MESH_MEMBERS_MAX and 2 * len(old) > len(ring)
+    if not is_enough or len(known) < len(old) * (len(old) - 1) / 2:
+        return ()
+    both = (ends for one, other in known for ends in ((one, other), (other, one)))
+    slowest = min(speeds[ends] for ends in both if ends in speeds)
+    assumed = {pair: LinkMeasure(0, slowest) for pair in pairs if pair not in known}
+    from pccl.topology.shares import best_shares  # numpy, which no other part of a master needs
+
+    links = AssumedLinks({**measured, **assumed})
+    pair_speeds, ports = speeds_of(ring, links)
+    shares = best_shares(pair_speeds, ports)
+    equal = mesh_s_per_byte([1] * len(ring), pair_speeds, ports)
+    is_better = mesh_s_per_byte(shares, pair_speeds, ports) < GAIN_MIN * equal
+    return shares if is_better else ()
+
+
+def _is_good(
+    present: AlgorithmTable,
+    kept: dict[Algorithm, Cost],
+    costs: dict[Algorithm, Cost],
+    size: int,
+) -> bool:
+    """Whether the present plan is about as fast as the best one for tensors of this size."""
+    chosen = {
+        (present.algorithm_for(size), _quickest(costs, size)),
+        (present.quantized, _for_quantized(costs)),
+    }
+    return all(
+        now in kept and kept[now].time_s(size) * GAIN_MIN <= costs[best].time_s(size)
+        for now, best in chosen
+    )
+
+
+def _for_quantized(costs: dict[Algorithm, Cost]) -> Algorithm:
+    """Return the algorithm of large quantized tensors: a mesh rounds less often than a ring."""
+    return Algorithm.MESH if Algorithm.MESH in costs else Algorithm.RING
+
+
+def _quickest(costs: dict[Algorithm, Cost], size: int) -> Algorithm:
+    """Return the fastest algorithm. At equal times it is the first one: a ring can be repaired."""
+    times = {
+        algorithm: cost.time_s(size) * (GAIN_MIN if algorithm is Algorithm.RING else 1)
+        for algorithm, cost in costs.items()
+        if algorithm is not Algorithm.STAR or size <= STAR_BYTES_MAX
+    }
+    return min(times, key=lambda algorithm: times[algorithm])

@@ -1,0 +1,179 @@
+"""Plans of views: tables and shares that were worked out by hand, and when a plan stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from pccl.protocol.link_messages import LinkMeasure
+from pccl.protocol.types import (
+    MESH_MEMBERS_MAX,
+    SHARE_UNITS,
+    STAR_BYTES_MAX,
+    Algorithm,
+    AlgorithmStep,
+    AlgorithmTable,
+    PeerId,
+)
+from pccl.topology.planner import plan_view
+from pccl.topology.ring_order import Pair
+from tests.support.link_matrices import LAN, MS, US, WAN, Measures, peers, uniform
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+def table(count: int, matrix: Measures, *broken: tuple[int, int]) -> AlgorithmTable:
+    pairs = [Pair((PeerId(one), PeerId(other))) for one, other in broken]
+    return plan_view(peers(count), matrix, pairs)
+
+
+def test_four_on_a_lan() -> None:
+    # In us and ns a byte: star 300 + 5.854, mesh 400 + 1.535: they meet at 23 KB. Of the ring's
+    # 600 + 1.343 count 90 %: 540 + 1.209, which the mesh meets at 429 KB.
+    assert table(4, uniform(4, *LAN)) == AlgorithmTable(
+        (AlgorithmStep(16 * KIB, Algorithm.STAR), AlgorithmStep(256 * KIB, Algorithm.MESH)),
+        Algorithm.RING,
+        Algorithm.MESH,
+    )
+
+
+def test_four_on_a_wan() -> None:
+    # In ms and ns a byte: star 80.2 + 278.7, mesh 80.3 + 69.74: they meet at 478 bytes, and smaller
+    # ones are not told apart. Of the ring's 240.3 + 60.14 count 216.3 + 54.13: 8.7 MB.
+    expected = AlgorithmTable(
+        (AlgorithmStep(8 * MIB, Algorithm.MESH),), Algorithm.RING, Algorithm.MESH
+    )
+    assert table(4, uniform(4, *WAN)) == expected
+
+
+def test_of_two_each_is_the_same_and_the_ring_can_be_repaired() -> None:
+    for link in (LAN, WAN):
+        assert table(2, uniform(2, *link)) == AlgorithmTable()
+
+
+def test_one_slow_link_between_neighbours_makes_the_mesh_the_quickest_for_any_size() -> None:
+    # The ring sends 2 (N-1) chunks over it, the mesh 2.
+    matrix = uniform(8, *LAN)
+    assert table(8, matrix).algorithm_for(GIB) is Algorithm.RING
+    slow = LinkMeasure(100 * US, 1_250_000)
+    matrix[PeerId(2), PeerId(3)] = matrix[PeerId(3), PeerId(2)] = slow
+    assert table(8, matrix).algorithm_for(GIB) is Algorithm.MESH
+
+
+def test_large_groups_have_no_mesh_and_small_tensors_a_star() -> None:
+    size = MESH_MEMBERS_MAX + 1
+    found = plan_view(peers(size), {}, ())
+    assert found.algorithm_for(4 * KIB) is Algorithm.STAR
+    assert Algorithm.MESH not in {step.algorithm for step in found.steps}
+    assert found.beyond is Algorithm.RING
+
+
+def test_who_cannot_talk_is_not_asked_to() -> None:
+    wan = uniform(4, *WAN)
+    chosen = {step.algorithm for step in table(4, wan, (2, 4)).steps}
+    assert chosen == {Algorithm.STAR}
+    chosen = {step.algorithm for step in table(4, wan, (1, 3)).steps}
+    assert chosen == set()  # 1 is the root
+    assert table(4, wan, (1, 3)) == AlgorithmTable()
+    assert table(4, wan, (7, 9)) == table(4, wan)  # no members
+
+
+def test_alone_there_is_nothing_to_choose() -> None:
+    assert plan_view(peers(1), {}, ()) == AlgorithmTable()
+    assert plan_view([], {}, ()) == AlgorithmTable()
+
+
+def test_no_star_above_its_limit() -> None:
+    # 200 ms one way and a terabyte a second: two steps beat four whatever the size.
+    matrix = uniform(3, 400 * MS, 10**12)
+    found = table(3, matrix, (2, 3))
+    assert found == AlgorithmTable((AlgorithmStep(STAR_BYTES_MAX, Algorithm.STAR),))
+
+
+# -- shares ------------------------------------------------------------------------------------
+
+
+def with_speeds(matrix: Measures, speeds: dict[tuple[int, int], int]) -> Measures:
+    """The same links, with other speeds in both directions."""
+    changed = dict(matrix)
+    for (one, other), speed in speeds.items():
+        for pair in ((PeerId(one), PeerId(other)), (PeerId(other), PeerId(one))):
+            changed[pair] = LinkMeasure(matrix[pair].rtt_ns, speed)
+    return changed
+
+
+def with_ports(matrix: Measures, speed: int) -> Measures:
+    """The same links of members each of which can send so much over all of them together."""
+    members = {peer for pair in matrix for peer in pair}
+    return {**matrix, **{(peer, peer): LinkMeasure(0, speed) for peer in members}}
+
+
+def parts(shares: tuple[int, ...]) -> object:
+    return pytest.approx([share / SHARE_UNITS for share in shares], abs=0.02)
+
+
+HOME = with_speeds(uniform(4, *WAN), {(1, 4): 2_500_000, (2, 4): 2_500_000, (3, 4): 2_500_000})
+"""The links of member 4 have a tenth of the speed of all others."""
+
+
+def test_who_has_slow_links_owns_nothing() -> None:
+    # Its port is the limit: it sends its contribution to the others, and no result.
+    found = table(4, HOME)
+    assert sum(found.shares) == SHARE_UNITS
+    assert parts(found.shares) == [1 / 3, 1 / 3, 1 / 3, 0]
+    assert found.algorithm_for(GIB) is Algorithm.MESH
+    assert found.quantized is Algorithm.MESH
+
+
+def test_shares_follow_the_pairs() -> None:
+    # u1 + u2 = 5, u1 + u3 = u2 + u3 = 25 gives u = 2.5, 2.5, 22.5.
+    matrix = with_speeds(with_ports(uniform(3, *WAN), 10**9), {(1, 2): 5_000_000})
+    first, second, third = (share / SHARE_UNITS for share in table(3, matrix).shares)
+    assert third == pytest.approx(9 / 11, abs=0.02)
+    assert first + second == pytest.approx(2 / 11, abs=0.02)
+
+
+def test_equal_links_get_equal_shares() -> None:
+    assert table(4, uniform(4, *WAN)).shares == ()
+    assert table(4, with_speeds(uniform(4, *WAN), {(1, 4): 23_000_000})).shares == ()
+
+
+def test_shares_need_a_mesh_and_measures() -> None:
+    assert table(4, HOME, (1, 2)).shares == ()
+    assert table(2, with_speeds(uniform(2, *WAN), {(1, 2): 1000})).shares == ()
+    unknown = HOME | dict.fromkeys(
+        [(PeerId(1), PeerId(2)), (PeerId(2), PeerId(1))], LinkMeasure(1, 0)
+    )
+    assert table(4, unknown).shares == ()
+    unknown[PeerId(2), PeerId(1)] = LinkMeasure(1, 25_000_000)  # one direction is enough
+    assert table(4, unknown).shares == table(4, HOME).shares
+    large = MESH_MEMBERS_MAX + 1
+    assert table(large, with_speeds(uniform(large, *WAN), {(1, 2): 1000})).shares == ()
+
+
+def test_a_newcomer_counts_as_slow_until_it_is_measured() -> None:
+    slow = {(1, 2): 5_000_000}
+    known = with_speeds(with_ports(uniform(3, *WAN), 10**9), slow)
+    to_newcomer = {(1, 4): 5_000_000, (2, 4): 5_000_000, (3, 4): 5_000_000}
+    four = with_speeds(uniform(4, *WAN), {**slow, **to_newcomer})
+    four |= {pair: each for pair, each in known.items() if len(set(pair)) == 1}
+    assert table(4, known).shares == table(4, four).shares
+    assert table(6, known).shares == ()  # too few are known
+
+
+def test_a_plan_stays_until_another_one_is_much_better() -> None:
+    alike = with_ports(uniform(3, *WAN), 10**9)
+    slow = with_speeds(alike, {(1, 2): 5_000_000})
+    present = table(3, slow)
+    noisy = with_speeds(slow, {(1, 2): 5_300_000, (1, 3): 24_000_000})
+    assert plan_view(peers(3), noisy, ()).shares not in ((), present.shares)
+    assert plan_view(peers(3), noisy, (), present) is present
+    recovered = plan_view(peers(3), alike, (), present)
+    assert recovered.shares == ()
+    assert plan_view(peers(3), slow, (), recovered) == present
+
+
+def test_a_plan_does_not_outlive_its_links() -> None:
+    present = table(4, HOME)
+    assert plan_view(peers(4), HOME, [Pair((PeerId(1), PeerId(2)))], present).shares == ()
+    star = AlgorithmTable((AlgorithmStep(GIB, Algorithm.STAR),))
+    assert plan_view(peers(1), {}, (), star) == AlgorithmTable()
