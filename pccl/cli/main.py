@@ -56,6 +56,9 @@ COMMANDS: Mapping[str, Command] = {
         "Run a command as several peers of this machine, with a master.",
     ),
     "master": Command("pccl.cli.master:master", "Run a master until Ctrl-C or SIGTERM."),
+    "plan": Command(
+        "pccl.cli.runs.plan:plan", "Show which algorithms a run uses, why, and how long they take."
+    ),
     "publish": Command(
         "pccl.cli.publish:publish", "Hand a checkpoint, and each change of it, to readers."
     ),

@@ -5,6 +5,7 @@
 * ``handoff``: a thread that takes items, so that callers that put them never wait.
 * ``listeners``: calls several consumers, drops one that fails, and ends them with the peer.
 * ``summary``: what people want to know of a status.
+* ``plan``: the plan of a group, and predicted beside measured times.
 * ``page``: a page that shows a run in a browser.
 * ``process``: what the operating system knows of a process that does not answer.
 * ``stacks``: where the threads of this process are.

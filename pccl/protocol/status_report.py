@@ -13,6 +13,7 @@ from pccl.protocol.guards.bounds import AtMost
 from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.types import (
     AbortCause,
+    AlgorithmTable,
     Loss,
     OperationId,
     PeerId,
@@ -58,6 +59,7 @@ class MemberStatus:
         figures: other numbers that its program reports; of the first 32 members only.
         token: number of the token with which it joined; 0: a plain secret, or none.
         fingerprint: hash of its key, 16 bytes.
+        uplink_bytes_per_s: the most that it has sent lately over all its links; 0: unknown.
     """
 
     peer: PeerId
@@ -78,6 +80,7 @@ class MemberStatus:
     figures: Figures = ()
     token: int = 0
     fingerprint: bytes = b""
+    uplink_bytes_per_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +123,14 @@ class GroupStatus:
         view: number of its newest view.
         members: number of its members.
         open_views: views in which the master may still decide operations, the oldest first.
+        plan: the algorithms and shares of its newest view; None: the report has no room for it.
     """
 
     group: int
     view: int
     members: int
     open_views: tuple[int, ...]
+    plan: AlgorithmTable | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -759,7 +759,7 @@ class PeerEngine:
         if self.calls.bug is not None:
             return
         self.keeper.look(busy_ns)
-        if measured := self._meter.look():
+        if measured := self._meter.look(self.machine.own.peer):
             self.feed(LinkMeasurements(measured))
         self._state.tick()
         progress = (*self.data_plane.progress(), *self.exchange.progress())

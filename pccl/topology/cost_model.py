@@ -22,8 +22,8 @@ they differ little, either is good.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 from math import inf
 
@@ -74,9 +74,11 @@ class AssumedLinks:
 
     Attributes:
         measured: (the peer that measured, the peer at the other end) -> its measure.
+        uplinks: peer -> what it has sent over all its links at once, in bytes per second.
     """
 
     measured: LinkMatrix
+    uplinks: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])
 
     def latency_s(self, source: PeerId, target: PeerId) -> float:
         """Return the one-way latency."""
@@ -96,9 +98,8 @@ class AssumedLinks:
 
         Without a measure they share the speed of the ``fastest`` link, and slow each other down.
         """
-        known = self.measured.get((peer, peer))
         assumed = fastest / (1 + STREAM_COST * (streams - 1))
-        return assumed if known is None else max(assumed, known.bytes_per_s)
+        return max(assumed, self.uplinks.get(peer, 0))
 
     def _rtt_s(self, one: PeerId, other: PeerId) -> float:
         ends = (self.measured.get((one, other)), self.measured.get((other, one)))

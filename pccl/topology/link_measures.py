@@ -27,6 +27,8 @@ class LinkMeasures:
 
     def __init__(self) -> None:
         self._known: dict[tuple[PeerId, PeerId], LinkMeasure] = {}
+        self.uplinks: dict[PeerId, int] = {}
+        """What each peer has sent over all its links at once, in bytes per second."""
 
     @property
     def matrix(self) -> LinkMatrix:
@@ -34,13 +36,21 @@ class LinkMeasures:
         return self._known
 
     def note(self, reporter: PeerId, other: PeerId, measure: LinkMeasure) -> None:
-        """Record a report of ``reporter``, cut to what a peer can measure."""
+        """Record a report of ``reporter``, cut to what a peer can measure.
+
+        If ``other`` is the reporter itself, the speed is that of its uplink.
+        """
+        if other == reporter:
+            self.uplinks[reporter] = min(measure.bytes_per_s, BYTES_PER_S_MAX)
+            return
         self._known[reporter, other] = LinkMeasure(
             min(measure.rtt_ns, RTT_NS_MAX), min(measure.bytes_per_s, BYTES_PER_S_MAX)
         )
 
     def forget(self, gone: Collection[PeerId]) -> None:
         """Forget the measures of these peers, because they have left."""
+        for peer in gone:
+            self.uplinks.pop(peer, None)
         self._known = {
             pair: measure for pair, measure in self._known.items() if not set(pair) & set(gone)
         }

@@ -7,6 +7,7 @@ so a plan stays until another one is better by ``GAIN_MIN`` for some size.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 from pccl.protocol.link_messages import LinkMeasure
@@ -20,7 +21,6 @@ from pccl.protocol.types import (
     PeerId,
 )
 from pccl.topology.cost_model import AssumedLinks, Cost, mesh_s_per_byte, speeds_of, usable_costs
-from pccl.topology.link_measures import LinkMatrix
 from pccl.topology.ring_order import Pair
 
 GAIN_MIN = 0.9
@@ -37,7 +37,7 @@ SIZES = tuple(1 << power for power in range(10, 33))
 
 def plan_view(
     ring: Sequence[PeerId],
-    measured: LinkMatrix,
+    links: AssumedLinks,
     broken: Collection[Pair],
     present: AlgorithmTable | None = None,
 ) -> AlgorithmTable:
@@ -45,13 +45,12 @@ def plan_view(
 
     Args:
         ring: the members in order; the first one is the root of a star.
-        measured: known latencies and speeds; may include other peers.
+        links: known latencies and speeds; may include other peers.
         broken: pairs without a link; algorithms that need one are not chosen. (The caller has
             already reordered a ring with such neighbours.)
         present: the plan of the same ring in use. It is returned if no other plan is much better.
     """
-    links = AssumedLinks(measured)
-    shares = _useful_shares(ring, measured)
+    shares = _useful_shares(ring, links)
     costs = usable_costs(ring, links, broken, shares)
     if present is not None:
         kept = usable_costs(ring, links, broken, present.shares)
@@ -75,13 +74,13 @@ def plan_view(
     )
 
 
-def _useful_shares(ring: Sequence[PeerId], measured: LinkMatrix) -> tuple[int, ...]:
+def _useful_shares(ring: Sequence[PeerId], links: AssumedLinks) -> tuple[int, ...]:
     """Return the shares with which a mesh is much faster than with equal ones; empty: none.
 
     Every pair must have been measured, or shares would follow assumptions. Only a newcomer has no
     speeds yet: its links count as slow as the slowest known one, until a mesh has measured them.
     """
-    speeds = {pair: each.bytes_per_s for pair, each in measured.items() if each.bytes_per_s}
+    speeds = {pair: each.bytes_per_s for pair, each in links.measured.items() if each.bytes_per_s}
     pairs = list(combinations(ring, 2))
     known = [pair for pair in pairs if pair in speeds or pair[::-1] in speeds]
     old = {peer for pair in known for peer in pair}
@@ -93,8 +92,7 @@ def _useful_shares(ring: Sequence[PeerId], measured: LinkMatrix) -> tuple[int, .
     assumed = {pair: LinkMeasure(0, slowest) for pair in pairs if pair not in known}
     from pccl.topology.shares import best_shares  # numpy, which no other part of a master needs
 
-    links = AssumedLinks({**measured, **assumed})
-    pair_speeds, ports = speeds_of(ring, links)
+    pair_speeds, ports = speeds_of(ring, replace(links, measured={**links.measured, **assumed}))
     shares = best_shares(pair_speeds, ports)
     equal = mesh_s_per_byte([1] * len(ring), pair_speeds, ports)
     is_better = mesh_s_per_byte(shares, pair_speeds, ports) < GAIN_MIN * equal

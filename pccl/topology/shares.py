@@ -117,7 +117,7 @@ def _largest_sum(conditions: Matrix, limits: Matrix) -> Matrix:
         else:
             column = int(gains[np.argmin(free[gains])])
         grows = np.flatnonzero(table[:rows, column] > _TOLERANCE)
-        ratios = table[grows, size] / table[grows, column]
+        ratios = np.maximum(table[grows, size], 0) / table[grows, column]
         ties = grows[ratios <= ratios.min() * (1 + _TOLERANCE)]
         row = int(ties[np.argmin(basic[ties])])
         _pivot(table, row, column)

@@ -19,7 +19,7 @@ from pccl.inquiry import (
     RoundStatus,
 )
 from pccl.protocol.limits import TERM_GAP
-from pccl.protocol.types import AbortCause, OperationId, PeerId, RoundId, RoundKind
+from pccl.protocol.types import AbortCause, AlgorithmTable, OperationId, PeerId, RoundId, RoundKind
 
 REDUCE = "tag 7 (AVG of 1048576 x float32)"
 
@@ -97,7 +97,7 @@ SAMPLE = MasterStatus(
         ),
     ),
     group_count=1,
-    groups=(GroupStatus(0, 5, 4, (5,)),),
+    groups=(GroupStatus(0, 5, 4, (5,), AlgorithmTable()),),
     rounds=(
         RoundStatus(
             RoundId(RoundKind.UPDATE_TOPOLOGY, 3), 3200, 2, (PeerId(2), PeerId(4)), 2

@@ -23,6 +23,7 @@ from pccl.protocol.link_messages import LinkPath, MeasuredLink
 from pccl.protocol.messages import Admitted
 from pccl.protocol.types import NOBODY, AlgorithmTable, Member, PeerId, Roster
 from pccl.telemetry.pace import Pace
+from pccl.topology.cost_model import AssumedLinks
 from pccl.topology.link_measures import LinkMatrix, LinkMeasures
 from pccl.topology.planner import plan_view
 from pccl.topology.ring_order import Pair
@@ -251,11 +252,15 @@ class Membership:
         """What members have measured of their links."""
         return self._measures.matrix
 
+    def uplink(self, peer: PeerId) -> int:
+        """Return what a peer has sent over all its links at once, in bytes per second."""
+        return self._measures.uplinks.get(peer, 0)
+
     def note_measures(self, reporter: PeerId, links: Iterable[MeasuredLink]) -> None:
-        """Record what ``reporter`` measured of its links to others of its group."""
+        """Record what ``reporter`` measured of its uplink and of its links in its group."""
         for link in links:
             there = self.peers.get(link.peer)
-            if there is None or there.id == reporter:
+            if there is None:
                 continue
             if there.group == self.peers[reporter].group:
                 self._measures.note(reporter, link.peer, link.measure)
@@ -536,7 +541,8 @@ class Membership:
         ring = self._groups[group].order
         accusers = [peer for peer in ring if self.may_accuse(peer)]
         broken = {pair for pair, _ in self.links.broken(accusers)}
-        return plan_view(ring, self._measures.matrix, broken, present)
+        links = AssumedLinks(self._measures.matrix, self._measures.uplinks)
+        return plan_view(ring, links, broken, present)
 
     def _publish(self) -> None:
         self._has_moved = False

@@ -39,6 +39,7 @@ MEMBERS_SHOWN_MAX = 1024
 FIGURES_SHOWN_MAX = 32  # members whose figures are told
 NEWCOMERS_SHOWN_MAX = 256
 GROUPS_SHOWN_MAX = 256
+PLANS_SHOWN_MAX = 16  # groups whose plan is told
 VIEWS_SHOWN_MAX = 8
 OPERATIONS_SHOWN_MAX = 128
 MISSING_SHOWN_MAX = 64
@@ -161,6 +162,7 @@ def _members(
                 peer.pace.figures if len(found) < FIGURES_SHOWN_MAX else (),
                 peer.token,
                 fingerprint_of(peer.member.key),
+                membership.uplink(peer.id),
             )
         )
     return tuple(found)
@@ -205,8 +207,9 @@ def _groups(membership: Membership, members: list[RegisteredPeer]) -> tuple[Grou
             membership.newest_view(group),
             sizes[group],
             membership.roster(group).open_views[-VIEWS_SHOWN_MAX:],
+            membership.roster(group).algorithms if number < PLANS_SHOWN_MAX else None,
         )
-        for group in sorted(sizes)
+        for number, group in enumerate(sorted(sizes))
     )
 
 

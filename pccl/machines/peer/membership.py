@@ -273,7 +273,7 @@ class OwnLinks:
         if peers != self._wanted:
             self._wanted = peers
             self._links = {peer: link for peer, link in self._links.items() if peer in wanted}
-            self._measures.keep(wanted)
+            self._measures.keep({*wanted, self._own.peer})
             self._out.add(ev.SetLinks(peers))
 
     def changed(self, link: ev.LinkChanged) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pccl.protocol.link_messages import LinkMeasure, MeasuredLink
 from pccl.protocol.types import NS_PER_MS, NS_PER_S, PeerId
 from pccl.runtime.clock import Clock
@@ -30,7 +32,7 @@ def facts_of(connection: Connection) -> LaneFacts | None:
 
 
 class LinkMeter:
-    """Measures the round trips and speeds of one peer's links.
+    """Measures the round trips and speeds of one peer's links, and the speed of its uplink.
 
     Args:
         clock: gives the time.
@@ -43,17 +45,31 @@ class LinkMeter:
         self._looked_ns = clock.now_ns()
         self._speeds: dict[PeerId, int] = {}
         """Known speeds of links, in bytes per second."""
+        self._acked: dict[Connection, int] = {}
+        """Bytes that had been acknowledged at the last look."""
+        self._uplink = 0
+        """The most that all links have carried at once, in bytes per second."""
 
-    def look(self) -> tuple[MeasuredLink, ...]:
-        """Return the measures of all links, at most once per ``PERIOD_NS``; otherwise ``()``."""
+    def look(self, own: PeerId) -> tuple[MeasuredLink, ...]:
+        """Return all measures, at most once per ``PERIOD_NS``; otherwise ``()``.
+
+        Args:
+            own: id of this peer. Its own measure is that of its uplink.
+        """
         now_ns = self._clock.now_ns()
-        if now_ns - self._looked_ns < PERIOD_NS:
+        period_ns = now_ns - self._looked_ns
+        if period_ns < PERIOD_NS:
             return ()
         self._looked_ns = now_ns
         links = sorted(self._links.all(), key=lambda link: link.peer)
         up = {link.peer for link in links if link.up}
         self._speeds = {peer: speed for peer, speed in self._speeds.items() if peer in up}
-        return tuple(measured for link in links for measured in self.look_at(link))
+        paths = {link.peer: _paths(link) for link in links}
+        measured = [one for link in links for one in self._measured(link, paths[link.peer])]
+        far = [path for link in links if not link.near for path in paths[link.peer].items()]
+        if uplink := self._measured_uplink(dict(far), period_ns):
+            measured.append(MeasuredLink(own, LinkMeasure(0, uplink)))
+        return tuple(measured)
 
     def forget(self, peer: PeerId) -> None:
         """Forget the speed of a link that is down. Its next connection may use another path."""
@@ -61,7 +77,12 @@ class LinkMeter:
 
     def look_at(self, link: Link) -> tuple[MeasuredLink, ...]:
         """Return the measure of one link, or ``()`` if no lane has measured its path."""
-        paths = [path for lane in link.lanes if (path := lane.connection.measure()) is not None]
+        return self._measured(link, _paths(link))
+
+    def _measured(
+        self, link: Link, lanes: Mapping[Connection, PathMeasure]
+    ) -> tuple[MeasuredLink, ...]:
+        paths = list(lanes.values())
         if not paths:
             return ()
         rtt_ns = min((path.rtt_ns for path in paths if path.rtt_ns), default=0)
@@ -70,6 +91,20 @@ class LinkMeter:
         speed = 0 if link.near else self._speed(link.peer, paths)
         measure = LinkMeasure(rtt_ns, speed)
         return (MeasuredLink(link.peer, measure),)
+
+    def _measured_uplink(self, far: Mapping[Connection, PathMeasure], period_ns: int) -> int:
+        """Return the most that all links together have carried, in bytes per second.
+
+        A period in which they carried much less says nothing: the program had little to send. After
+        one with somewhat less, the known speed moves half-way down.
+        """
+        before = self._acked
+        self._acked = {lane: path.acked_bytes for lane, path in far.items()}
+        news = sum(acked - before.get(lane, 0) for lane, acked in self._acked.items())
+        seen = news * NS_PER_S // period_ns
+        if 2 * seen > self._uplink:
+            self._uplink = max(seen, (self._uplink + seen) // 2)
+        return max((path.limit_bytes_per_s for path in far.values()), default=0) or self._uplink
 
     def _speed(self, peer: PeerId, paths: list[PathMeasure]) -> int:
         """Return the speed of all lanes together, in bytes per second.
@@ -92,3 +127,9 @@ class LinkMeter:
         if speed:
             self._speeds[peer] = speed
         return speed
+
+
+def _paths(link: Link) -> dict[Connection, PathMeasure]:
+    """Return what the lanes of a link have measured of their paths."""
+    measured = ((lane.connection, lane.connection.measure()) for lane in link.lanes)
+    return {connection: path for connection, path in measured if path is not None}

@@ -23,6 +23,7 @@ from pccl.protocol.checksum import payload_hash
 from pccl.protocol.frame import FrameHeader
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.data_plane import DataPlane
+from pccl.topology.cost_model import AssumedLinks
 from pccl.topology.planner import plan_view
 from pccl.transports.link import Link
 from pccl.transports.outgoing import Payload
@@ -77,7 +78,7 @@ class MemoryExchange:
         self.ids = tuple(range(1, count + 1))
         self._peers = tuple(map(PeerId, self.ids))
         self._frames: deque[_Flying] = deque()
-        self._table = plan_view(self._peers, {}, ())
+        self._table = plan_view(self._peers, AssumedLinks({}), ())
         self._links = {
             (source, target): QueueLink(peer, source, target, self._frames)
             for source in range(count)

@@ -19,7 +19,7 @@ from pccl.protocol.status_report import (
     RoundStatus,
 )
 from pccl.protocol.status_report import StatusReport as Status
-from pccl.protocol.types import OperationId, PeerId, RoundId, RoundKind
+from pccl.protocol.types import AlgorithmTable, OperationId, PeerId, RoundId, RoundKind
 from pccl.telemetry.blame import Cause, Clues, find_blame, waits_in_words
 
 ONE, TWO, THREE = PeerId(1), PeerId(2), PeerId(3)
@@ -52,7 +52,7 @@ def status(
     return Status(
         run=b"r" * 16, term=1, uptime_ms=1, roster_version=1, member_count=len(members),
         members=members, newcomer_count=0, newcomers=(), group_count=1,
-        groups=(GroupStatus(0, 1, len(members), (1,)),), rounds=rounds,
+        groups=(GroupStatus(0, 1, len(members), (1,), AlgorithmTable()),), rounds=rounds,
         operation_count=len(operations), operations=operations, removal_count=0, removals=(),
         link_count=0, links=(), ended_count=0, ended=(),
         waits_for="",

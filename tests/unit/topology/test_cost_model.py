@@ -93,9 +93,9 @@ def test_a_mesh_of_unequal_shares_takes_as_long_as_its_slowest_link() -> None:
 
 def test_a_measured_port_carries_what_it_has_carried() -> None:
     matrix = uniform(4, *LAN)
-    links = AssumedLinks({**matrix, (PeerId(1), PeerId(1)): LinkMeasure(0, 3 * 1_250_000_000)})
+    links = AssumedLinks(matrix, {PeerId(1): 3 * 1_250_000_000})
     assert links.port_bytes_per_s(PeerId(1), 1.25e9, 3) == 3.75e9
     assert links.port_bytes_per_s(PeerId(2), 1.25e9, 3) == pytest.approx(1.25e9 / 1.16)
     # A smaller one was not busy.
-    links = AssumedLinks({**matrix, (PeerId(1), PeerId(1)): LinkMeasure(0, 1000)})
+    links = AssumedLinks(matrix, {PeerId(1): 1000})
     assert links.port_bytes_per_s(PeerId(1), 1.25e9, 3) == pytest.approx(1.25e9 / 1.16)

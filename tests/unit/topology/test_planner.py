@@ -14,6 +14,7 @@ from pccl.protocol.types import (
     AlgorithmTable,
     PeerId,
 )
+from pccl.topology.cost_model import AssumedLinks
 from pccl.topology.planner import plan_view
 from pccl.topology.ring_order import Pair
 from tests.support.link_matrices import LAN, MS, US, WAN, Measures, peers, uniform
@@ -21,9 +22,17 @@ from tests.support.link_matrices import LAN, MS, US, WAN, Measures, peers, unifo
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
-def table(count: int, matrix: Measures, *broken: tuple[int, int]) -> AlgorithmTable:
+def table(
+    count: int,
+    matrix: Measures,
+    *broken: tuple[int, int],
+    wide: int = 0,
+    present: AlgorithmTable | None = None,
+) -> AlgorithmTable:
+    """The plan of the first ``count`` peers; the uplinks of the first ``wide`` are no limit."""
     pairs = [Pair((PeerId(one), PeerId(other))) for one, other in broken]
-    return plan_view(peers(count), matrix, pairs)
+    links = AssumedLinks(matrix, dict.fromkeys(peers(wide), 10**12))
+    return plan_view(peers(count), links, pairs, present)
 
 
 def test_four_on_a_lan() -> None:
@@ -61,7 +70,7 @@ def test_one_slow_link_between_neighbours_makes_the_mesh_the_quickest_for_any_si
 
 def test_large_groups_have_no_mesh_and_small_tensors_a_star() -> None:
     size = MESH_MEMBERS_MAX + 1
-    found = plan_view(peers(size), {}, ())
+    found = plan_view(peers(size), AssumedLinks({}), ())
     assert found.algorithm_for(4 * KIB) is Algorithm.STAR
     assert Algorithm.MESH not in {step.algorithm for step in found.steps}
     assert found.beyond is Algorithm.RING
@@ -78,8 +87,8 @@ def test_who_cannot_talk_is_not_asked_to() -> None:
 
 
 def test_alone_there_is_nothing_to_choose() -> None:
-    assert plan_view(peers(1), {}, ()) == AlgorithmTable()
-    assert plan_view([], {}, ()) == AlgorithmTable()
+    assert plan_view(peers(1), AssumedLinks({}), ()) == AlgorithmTable()
+    assert plan_view([], AssumedLinks({}), ()) == AlgorithmTable()
 
 
 def test_no_star_above_its_limit() -> None:
@@ -101,12 +110,6 @@ def with_speeds(matrix: Measures, speeds: dict[tuple[int, int], int]) -> Measure
     return changed
 
 
-def with_ports(matrix: Measures, speed: int) -> Measures:
-    """The same links of members each of which can send so much over all of them together."""
-    members = {peer for pair in matrix for peer in pair}
-    return {**matrix, **{(peer, peer): LinkMeasure(0, speed) for peer in members}}
-
-
 def parts(shares: tuple[int, ...]) -> object:
     return pytest.approx([share / SHARE_UNITS for share in shares], abs=0.02)
 
@@ -126,8 +129,8 @@ def test_who_has_slow_links_owns_nothing() -> None:
 
 def test_shares_follow_the_pairs() -> None:
     # u1 + u2 = 5, u1 + u3 = u2 + u3 = 25 gives u = 2.5, 2.5, 22.5.
-    matrix = with_speeds(with_ports(uniform(3, *WAN), 10**9), {(1, 2): 5_000_000})
-    first, second, third = (share / SHARE_UNITS for share in table(3, matrix).shares)
+    matrix = with_speeds(uniform(3, *WAN), {(1, 2): 5_000_000})
+    first, second, third = (share / SHARE_UNITS for share in table(3, matrix, wide=3).shares)
     assert third == pytest.approx(9 / 11, abs=0.02)
     assert first + second == pytest.approx(2 / 11, abs=0.02)
 
@@ -152,28 +155,27 @@ def test_shares_need_a_mesh_and_measures() -> None:
 
 def test_a_newcomer_counts_as_slow_until_it_is_measured() -> None:
     slow = {(1, 2): 5_000_000}
-    known = with_speeds(with_ports(uniform(3, *WAN), 10**9), slow)
+    known = with_speeds(uniform(3, *WAN), slow)
     to_newcomer = {(1, 4): 5_000_000, (2, 4): 5_000_000, (3, 4): 5_000_000}
     four = with_speeds(uniform(4, *WAN), {**slow, **to_newcomer})
-    four |= {pair: each for pair, each in known.items() if len(set(pair)) == 1}
-    assert table(4, known).shares == table(4, four).shares
-    assert table(6, known).shares == ()  # too few are known
+    assert table(4, known, wide=3).shares == table(4, four, wide=3).shares
+    assert table(6, known, wide=3).shares == ()  # too few are known
 
 
 def test_a_plan_stays_until_another_one_is_much_better() -> None:
-    alike = with_ports(uniform(3, *WAN), 10**9)
+    alike = uniform(3, *WAN)
     slow = with_speeds(alike, {(1, 2): 5_000_000})
-    present = table(3, slow)
+    present = table(3, slow, wide=3)
     noisy = with_speeds(slow, {(1, 2): 5_300_000, (1, 3): 24_000_000})
-    assert plan_view(peers(3), noisy, ()).shares not in ((), present.shares)
-    assert plan_view(peers(3), noisy, (), present) is present
-    recovered = plan_view(peers(3), alike, (), present)
+    assert table(3, noisy, wide=3).shares not in ((), present.shares)
+    assert table(3, noisy, wide=3, present=present) is present
+    recovered = table(3, alike, wide=3, present=present)
     assert recovered.shares == ()
-    assert plan_view(peers(3), slow, (), recovered) == present
+    assert table(3, slow, wide=3, present=recovered) == present
 
 
 def test_a_plan_does_not_outlive_its_links() -> None:
     present = table(4, HOME)
-    assert plan_view(peers(4), HOME, [Pair((PeerId(1), PeerId(2)))], present).shares == ()
+    assert table(4, HOME, (1, 2), present=present).shares == ()
     star = AlgorithmTable((AlgorithmStep(GIB, Algorithm.STAR),))
-    assert plan_view(peers(1), {}, (), star) == AlgorithmTable()
+    assert plan_view(peers(1), AssumedLinks({}), (), star) == AlgorithmTable()

@@ -40,7 +40,8 @@ from pccl.protocol.types import (
     RoundKind,
     WireFormat,
 )
-from pccl.topology.link_measures import LinkMatrix, ToldMeasures
+from pccl.topology.cost_model import AssumedLinks
+from pccl.topology.link_measures import ToldMeasures
 from pccl.topology.ring_order import Pair
 from tests.support.master_stage import MasterStage, told
 from tests.support.master_stage import sent as sent_to
@@ -255,10 +256,12 @@ def test_measures_of_links_that_are_gone_are_forgotten() -> None:
 
 
 def by_speed(
-    ring: Sequence[PeerId], links: LinkMatrix, broken: Collection[Pair], *_: object
+    ring: Sequence[PeerId], links: AssumedLinks, broken: Collection[Pair], *_: object
 ) -> AlgorithmTable:
     """A star up to so many bytes as the slowest link brings in a second; no mesh past a gap."""
-    speeds = [measure.bytes_per_s for (a, b), measure in links.items() if a in ring and b in ring]
+    speeds = [
+        measure.bytes_per_s for (a, b), measure in links.measured.items() if a in ring and b in ring
+    ]
     if not speeds:
         return AlgorithmTable()
     mesh = () if broken else (AlgorithmStep(1 << 40, MESH),)

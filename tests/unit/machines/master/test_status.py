@@ -35,10 +35,16 @@ from pccl.protocol.status_report import (
     StatusReport,
 )
 from pccl.protocol.types import (
+    ALGORITHM_STEPS_MAX,
     HOST_CHARACTERS_MAX,
     LOSS_MAX,
+    MESH_MEMBERS_MAX,
     NAME_BYTES_MAX,
+    SHARE_UNITS,
     AbortCause,
+    Algorithm,
+    AlgorithmStep,
+    AlgorithmTable,
     OperationId,
     PeerId,
     RemovalCause,
@@ -138,7 +144,9 @@ def test_an_open_round_and_an_operation_say_who_is_missing_and_since_when() -> N
             most_bytes=0,
         ),
     )
-    assert found.groups == (GroupStatus(0, 2, 3, (1, 2)),)
+    assert found.groups == (
+        GroupStatus(0, 2, 3, (1, 2), master.machine.membership.roster(0).algorithms),
+    )
 
 
 def test_a_started_operation_shows_how_far_it_is() -> None:
@@ -396,7 +404,10 @@ def _largest_bytes() -> int:
     newcomers = NewcomerStatus(
         peer, name, u32, host, 65535, False, most, most, text, most, b"f" * 16
     )
-    groups = GroupStatus(u32, most, u32, (most,) * status.VIEWS_SHOWN_MAX)
+    steps = (AlgorithmStep(most, Algorithm.MESH),) * ALGORITHM_STEPS_MAX
+    plan = AlgorithmTable(steps, shares=(SHARE_UNITS,) * MESH_MEMBERS_MAX)
+    groups = GroupStatus(u32, most, u32, (most,) * status.VIEWS_SHOWN_MAX, plan)
+    unplanned, others = replace(groups, plan=None), status.GROUPS_SHOWN_MAX - status.PLANS_SHOWN_MAX
     rounds = RoundStatus(RoundId(RoundKind.UPDATE_TOPOLOGY, most), most, u32, missing, u32)
     operations = OperationStatus(operation, text, False, most, most, u32, missing, u32, most, most)
     ended = EndedStatus(text, u32, most, most, peer, most, most, AbortCause.LOCKSTEP)
@@ -408,7 +419,7 @@ def _largest_bytes() -> int:
         *(b"r" * 16, u32, most, most),
         *(u32, (members,) * status.FIGURES_SHOWN_MAX + (plain,) * rest),
         *(u32, (newcomers,) * status.NEWCOMERS_SHOWN_MAX),
-        *(u32, (groups,) * status.GROUPS_SHOWN_MAX),
+        *(u32, (groups,) * status.PLANS_SHOWN_MAX + (unplanned,) * others),
         (rounds,) * len(RoundKind),
         *(u32, (operations,) * status.OPERATIONS_SHOWN_MAX),
         *(most, (ended,) * KEPT_MAX),

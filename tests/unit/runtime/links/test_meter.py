@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any, cast
 
 from pccl.protocol.link_messages import LinkMeasure, MeasuredLink
-from pccl.protocol.types import PeerId
+from pccl.protocol.types import NS_PER_S, PeerId
 from pccl.runtime.links.meter import PERIOD_NS, LinkMeter
 from pccl.transports.base import PathMeasure
 from pccl.transports.link import Link
+
+OWN = PeerId(9)
+S = NS_PER_S
+
+
+class Lane:
+    """A lane, which is its own connection."""
+
+    def __init__(self) -> None:
+        self.connection = self
+        self.path: PathMeasure | None = None
+
+    def measure(self) -> PathMeasure | None:
+        return self.path
 
 
 class Bench:
@@ -18,6 +33,7 @@ class Bench:
     def __init__(self) -> None:
         self.time_ns = 0
         self.paths: dict[int, list[PathMeasure | None]] = {}
+        self.lanes: dict[tuple[int, int], Lane] = defaultdict(Lane)
         clock = SimpleNamespace(now_ns=lambda: self.time_ns)
         self.meter = LinkMeter(cast("Any", clock), cast("Any", self))
 
@@ -25,10 +41,9 @@ class Bench:
         return [self.link(peer) for peer in self.paths]
 
     def link(self, peer: int, *, near: bool = False) -> Link:
-        lanes = [
-            SimpleNamespace(connection=SimpleNamespace(measure=lambda path=path: path))
-            for path in self.paths[peer]
-        ]
+        lanes = [self.lanes[peer, number] for number in range(len(self.paths[peer]))]
+        for lane, path in zip(lanes, self.paths[peer], strict=True):
+            lane.path = path
         return cast(
             "Link", SimpleNamespace(peer=PeerId(peer), lanes=lanes, up=bool(lanes), near=near)
         )
@@ -37,6 +52,12 @@ class Bench:
         self.paths[1] = list(paths)
         found = self.meter.look_at(self.link(1))
         return found[0].measure if found else None
+
+    def uplink(self, *paths: PathMeasure) -> int:
+        """What the next look says of the uplink, with a link for each path."""
+        self.time_ns += PERIOD_NS
+        self.paths = {peer: [path] for peer, path in enumerate(paths, 1)}
+        return {one.peer: one.measure.bytes_per_s for one in self.meter.look(OWN)}[OWN]
 
 
 def path(rtt_ns: int, speed: int, *, at_least: bool = False, limit: int = 0) -> PathMeasure:
@@ -72,13 +93,13 @@ def test_a_link_that_has_become_slower_is_believed_by_and_by() -> None:
 def test_it_looks_from_time_to_time_at_all_links_in_order() -> None:
     bench = Bench()
     bench.paths = {4: [path(7, 1)], 3: [path(8, 2)], 5: []}
-    assert bench.meter.look() == ()
+    assert bench.meter.look(OWN) == ()
     bench.time_ns = PERIOD_NS
-    assert bench.meter.look() == (
+    assert bench.meter.look(OWN) == (
         MeasuredLink(PeerId(3), LinkMeasure(8, 2)),
         MeasuredLink(PeerId(4), LinkMeasure(7, 1)),
     )
-    assert bench.meter.look() == ()
+    assert bench.meter.look(OWN) == ()
 
 
 def test_a_link_that_was_down_is_measured_anew() -> None:
@@ -86,7 +107,7 @@ def test_a_link_that_was_down_is_measured_anew() -> None:
     assert bench.look_at(path(700, 1000)) == LinkMeasure(700, 1000)
     bench.paths[1] = []
     bench.time_ns = PERIOD_NS
-    assert bench.meter.look() == ()
+    assert bench.meter.look(OWN) == ()
     assert bench.look_at(path(700, 10, at_least=True)) == LinkMeasure(700, 10)
 
 
@@ -102,3 +123,23 @@ def test_a_path_that_is_slower_than_the_limit() -> None:
     slow, idle = (path(700, 200, at_least=at_least, limit=1000) for at_least in (False, True))
     speeds = [bench.look_at(one) for one in (idle, slow, slow, idle)]
     assert speeds == [LinkMeasure(700, speed) for speed in (1000, 600, 400, 400)]
+
+
+# -- the uplink --------------------------------------------------------------------------------
+
+
+def carried(acked: int, *, limit: int = 0) -> PathMeasure:
+    return PathMeasure(900, 10, False, acked_bytes=acked, limit_bytes_per_s=limit)
+
+
+def test_the_uplink_is_what_all_links_carry_at_once() -> None:
+    bench = Bench()
+    assert bench.uplink(carried(1000), carried(3000)) == 4000 * S // PERIOD_NS
+    assert bench.uplink(carried(11_000), carried(23_000)) == 30_000 * S // PERIOD_NS
+    # Half-way down: 30000 and 20000; much less says nothing.
+    assert bench.uplink(carried(21_000), carried(33_000)) == 25_000 * S // PERIOD_NS
+    assert bench.uplink(carried(21_500), carried(33_500)) == 25_000 * S // PERIOD_NS
+
+
+def test_a_limit_is_the_speed_of_the_uplink() -> None:
+    assert Bench().uplink(carried(0, limit=700), carried(50, limit=700)) == 700
