@@ -1,0 +1,39 @@
+"""``pccl plan`` with a file of links."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from pccl.cli.runs.plan import plan
+from tests.unit.observe.test_plan import MB, three
+
+
+def test_a_file_is_planned(tmp_path: Path) -> None:
+    file = tmp_path / "links.json"
+    file.write_text(json.dumps(three(5 * MB)), "utf-8")
+    shown = CliRunner().invoke(plan, ["--file", str(file), "--sizes", "4KiB,64MiB"])
+    assert shown.exit_code == 0, shown.output
+    (row,) = [line for line in shown.output.splitlines() if line.split()[:2] == ["64", "MiB"]]
+    # With equal shares two thirds of 67.1 MB at 5 MB/s; by the plan 1/27.5 s for each MB, and 2 %.
+    times = row.replace(" *", "*").split()[6:10]
+    assert times == ["2.53", "s*", "9.04", "s"]
+    assert "shares in a mesh: 1 " in shown.output
+    made = CliRunner().invoke(plan, ["--file", str(file), "--sizes", "64MiB", "--json"])
+    found = json.loads(made.output)
+    assert [member["peer"] for member in found["members"]] == [1, 2, 3]
+    assert found["predictions"][0]["chosen"] == "mesh"
+    assert found["unmeasured"] == 3  # directions
+    assert not found["would_change"]
+
+
+def test_a_file_that_is_no_matrix_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "links.json"
+    for text, reason in (("{", "Expecting property name"), ("[]", 'a list "members"')):
+        file.write_text(text, "utf-8")
+        refused = CliRunner().invoke(plan, ["--file", str(file)])
+        assert refused.exit_code == 1
+        assert f"{file} is no matrix of links" in refused.output
+        assert reason in refused.output
