@@ -10,6 +10,7 @@ from pccl.cli.streams import open_missing
 from pccl.stress.chaos.command_line import run
 from pccl.stress.chaos.recovery import recovery
 from pccl.stress.emulator.command_line import proxy, verify_link
+from pccl.stress.emulator.sites.command import sites
 from pccl.stress.sim.command_line import sim
 
 
@@ -19,7 +20,7 @@ def main() -> None:
     open_missing()
 
 
-for command in (proxy, verify_link, sim, run, recovery):
+for command in (proxy, verify_link, sites, sim, run, recovery):
     main.add_command(command)
 
 if find_spec("pccl.stress.studies") is not None:  # a checkout, not an installed wheel

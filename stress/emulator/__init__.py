@@ -8,6 +8,7 @@
 * ``sorting``: finds the link of a connection by the first bytes that its dialler sends.
 * ``proxy``: the proxy, which forwards each connection to a target over an emulated link.
 * ``nat``: hosts behind NATs, whose connections have the addresses that a model decides.
+* ``sites``: a network of many sites, each with a namespace of the kernel, from a matrix of links.
 * ``thread``: threads with an event loop, and a proxy on such a thread, for tests and benchmarks.
 * ``command_line``: the commands ``python -m pccl.stress proxy`` and ``verify-link``.
 * ``verify``: measures plain TCP streams through a proxy, to verify the emulator.

@@ -109,6 +109,7 @@ def test_wheel_made_from_the_sdist_holds_every_module_once(tmp_path: Path) -> No
     studies = STUDIES.replace(".", "/") + "/"
     modules = {name for name in modules_on_disk() if not name.startswith(studies)}
     page = {f"pccl/observe/page/{name}" for name in PAGE}
-    assert code == {*modules, "pccl/py.typed", *page}
+    sites = {f"pccl/stress/emulator/sites/{name}.toml" for name in ("aws10", "gcp12", "home8")}
+    assert code == {*modules, "pccl/py.typed", *page, *sites}
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert any(name.endswith("/entry_points.txt") for name in names)
