@@ -81,12 +81,12 @@ def measure(spec: LinkSpec, *, flows: int, seconds: float, both_ways: bool) -> S
                 sock = _dial(address, _BOTH if both_ways else _SINK)
                 streams.serve(sock, streams.send, *([streams.receive] if both_ways else []))
             time.sleep(_WARM_UP_S + 4 * spec.rtt_s)
-            started_s, cpu_s = time.monotonic(), _cpu_s(pid)
+            started_s, cpu_s = time.monotonic(), cpu_s_of(pid)
             sunk, taken = target.received(), streams.received()
             time.sleep(seconds)
             lasted_s = time.monotonic() - started_s
             sunk, taken = target.received() - sunk, streams.received() - taken
-            cpu_s = _cpu_s(pid) - cpu_s
+            cpu_s = cpu_s_of(pid) - cpu_s
     return StreamMeasured(
         link=str(spec),
         flows=flows,
@@ -240,7 +240,7 @@ def _target() -> Generator[tuple[str, _Streams]]:
             accepting.join(_PATIENCE_S)
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s_of(pid: int) -> float:
     """Return the CPU time of another process in seconds; 0 on systems without ``/proc``."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()

@@ -9,5 +9,6 @@ from pccl.stress.studies.quality.command import quality
 from pccl.stress.studies.reference import reference
 from pccl.stress.studies.resend import resend
 from pccl.stress.studies.storm.command import storm
+from pccl.stress.studies.wan.command import wan
 
-COMMANDS: tuple[click.Command, ...] = (house, quality, reference, resend, storm)
+COMMANDS: tuple[click.Command, ...] = (house, quality, reference, resend, storm, wan)
