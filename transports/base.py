@@ -65,6 +65,7 @@ class PathMeasure:
         segment_bytes: the largest segment that it sends; 0: the system does not tell.
         acked_bytes: bytes that the other system has acknowledged.
         arrived_bytes: bytes that have arrived.
+        busy_ns: time in which there were bytes to send or to acknowledge; 0: unknown.
     """
 
     rtt_ns: int
@@ -78,6 +79,7 @@ class PathMeasure:
     segment_bytes: int = 0
     acked_bytes: int = 0
     arrived_bytes: int = 0
+    busy_ns: int = 0
 
 
 class Timers(Protocol):

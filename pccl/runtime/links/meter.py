@@ -15,6 +15,12 @@ PERIOD_NS = 2 * NS_PER_S
 """Time between two measurements, short enough to see a collective on a slow link. A measurement
 costs one system call per lane."""
 
+CARRIED_MIN = 64 << 10
+"""What a link must have carried since the last look, in bytes, so that it counts as a measure."""
+
+ROUND_TRIPS_MIN = 8
+"""A link that was busy for a shorter time was not faster than TCP's slow start allowed."""
+
 
 def facts_of(connection: Connection) -> LaneFacts | None:
     """Return what the kernel reports about a connection, or None if it reports nothing."""
@@ -45,8 +51,8 @@ class LinkMeter:
         self._looked_ns = clock.now_ns()
         self._speeds: dict[PeerId, int] = {}
         """Known speeds of links, in bytes per second."""
-        self._acked: dict[Connection, int] = {}
-        """Bytes that had been acknowledged at the last look."""
+        self._before: dict[Connection, PathMeasure] = {}
+        """What the lanes had measured at the last look."""
         self._uplink = 0
         """The most that all links have carried at once, in bytes per second."""
 
@@ -69,6 +75,7 @@ class LinkMeter:
         far = [path for link in links if not link.near for path in paths[link.peer].items()]
         if uplink := self._measured_uplink(dict(far), period_ns):
             measured.append(MeasuredLink(own, LinkMeasure(0, uplink)))
+        self._before = {lane: path for of_link in paths.values() for lane, path in of_link.items()}
         return tuple(measured)
 
     def forget(self, peer: PeerId) -> None:
@@ -88,7 +95,7 @@ class LinkMeter:
         rtt_ns = min((path.rtt_ns for path in paths if path.rtt_ns), default=0)
         # Inside one machine all links share its processors and memory, so no link has a speed of
         # its own. Measured speeds would make the choice of an algorithm random.
-        speed = 0 if link.near else self._speed(link.peer, paths)
+        speed = 0 if link.near else self._speed(link.peer, lanes)
         measure = LinkMeasure(rtt_ns, speed)
         return (MeasuredLink(link.peer, measure),)
 
@@ -98,35 +105,53 @@ class LinkMeter:
         A period in which they carried much less says nothing: the program had little to send. After
         one with somewhat less, the known speed moves half-way down.
         """
-        before = self._acked
-        self._acked = {lane: path.acked_bytes for lane, path in far.items()}
-        news = sum(acked - before.get(lane, 0) for lane, acked in self._acked.items())
-        seen = news * NS_PER_S // period_ns
+        seen = sum(self._carried(*one)[0] for one in far.items()) * NS_PER_S // period_ns
         if 2 * seen > self._uplink:
             self._uplink = max(seen, (self._uplink + seen) // 2)
         return max((path.limit_bytes_per_s for path in far.values()), default=0) or self._uplink
 
-    def _speed(self, peer: PeerId, paths: list[PathMeasure]) -> int:
+    def _speed(self, peer: PeerId, lanes: Mapping[Connection, PathMeasure]) -> int:
         """Return the speed of all lanes together, in bytes per second.
 
-        A measure is a lower bound if a lane had little to send: it counts only if it exceeds the
+        A measure is a lower bound if the lanes had little to send: it counts only if it exceeds the
         known speed. Otherwise each look moves the known speed half-way down to a lower measure.
 
         With an upload limit, each lane has little to send at a time, because all links share the
         limit. So a link counts as fast as the limit, until its path turns out to be slower.
         """
-        limit = max(path.limit_bytes_per_s for path in paths)
-        seen = sum(path.bytes_per_s for path in paths)
+        limit = max(path.limit_bytes_per_s for path in lanes.values())
+        seen, is_lower_bound = self._seen(lanes)
         known = self._speeds.get(peer, limit)
-        if any(path.is_lower_bound for path in paths):
-            speed = max(known, seen)
-        else:
-            speed = max(seen, (known + seen) // 2)
+        speed = max(known, seen) if is_lower_bound else max(seen, (known + seen) // 2)
         if limit:
             speed = min(speed, limit)
         if speed:
             self._speeds[peer] = speed
         return speed
+
+    def _seen(self, lanes: Mapping[Connection, PathMeasure]) -> tuple[int, bool]:
+        """Return the speed of all lanes since the last look, and whether they may be faster.
+
+        The kernel's rate of a lane is that of its last packets, when other lanes may have been
+        idle. So what all lanes have carried counts, and the time in which they were busy.
+        """
+        paths = lanes.values()
+        if not any(path.busy_ns for path in paths):  # not Linux
+            slow_senders = any(path.is_lower_bound for path in paths)
+            return sum(path.bytes_per_s for path in paths), slow_senders
+        carried = [self._carried(*lane) for lane in lanes.items()]
+        nbytes, busy_ns = sum(each for each, _ in carried), max(each for _, each in carried)
+        if nbytes < CARRIED_MIN or not busy_ns:
+            return 0, True
+        rtt_ns = min((path.rtt_ns for path in paths if path.rtt_ns), default=0)
+        return nbytes * NS_PER_S // busy_ns, busy_ns < ROUND_TRIPS_MIN * rtt_ns
+
+    def _carried(self, lane: Connection, path: PathMeasure) -> tuple[int, int]:
+        """Return how many bytes a lane has carried since the last look, and its busy time."""
+        before = self._before.get(lane)
+        if before is None:
+            return path.acked_bytes, path.busy_ns
+        return path.acked_bytes - before.acked_bytes, path.busy_ns - before.busy_ns
 
 
 def _paths(link: Link) -> dict[Connection, PathMeasure]:

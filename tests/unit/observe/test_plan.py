@@ -92,21 +92,21 @@ def test_equal_shares_are_shown_too() -> None:
     assert plans.shares(known, known.plan) == pytest.approx({1: 1 / 3, 2: 1 / 3, 3: 1 / 3})
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        ([], 'there must be a list "members"'),
-        ({"members": 1}, 'there must be a list "members"'),
-        ({"members": [1]}, r"members\[0\] must be an object"),
-        ({"members": [{}, {}], "links": []}, '"peer" of a member must be a whole number'),
-        ({"members": [{"peer": 1}], "links": []}, "at least 2 members"),
-        ({"members": [{"peer": 1}, {"peer": 1}], "links": []}, "each of them once"),
-        ({"members": [{"peer": 1}, {"peer": 2}]}, 'there must be a list "links"'),
-        ({**three(), "links": [{"peer": 1}]}, '"other" of link 0 must be a whole number'),
-        ({**three(), "links": [{"peer": True, "other": 2}]}, '"peer" of link 0'),
-        ({**three(), "links": [{"peer": 1, "other": 2, "bytes_per_s": -1}]}, "at least 0"),
-    ],
-)
+REFUSED: list[tuple[Any, str]] = [
+    ([], 'there must be a list "members"'),
+    ({"members": 1}, 'there must be a list "members"'),
+    ({"members": [1]}, r"members\[0\] must be an object"),
+    ({"members": [{}, {}], "links": []}, '"peer" of a member must be a whole number'),
+    ({"members": [{"peer": 1}], "links": []}, "at least 2 members"),
+    ({"members": [{"peer": 1}, {"peer": 1}], "links": []}, "each of them once"),
+    ({"members": [{"peer": 1}, {"peer": 2}]}, 'there must be a list "links"'),
+    ({**three(), "links": [{"peer": 1}]}, '"other" of link 0 must be a whole number'),
+    ({**three(), "links": [{"peer": True, "other": 2}]}, '"peer" of link 0'),
+    ({**three(), "links": [{"peer": 1, "other": 2, "bytes_per_s": -1}]}, "at least 0"),
+]
+
+
+@pytest.mark.parametrize(("data", "reason"), REFUSED)
 def test_other_json_is_refused_in_words(data: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         plans.of_json(data, 0)

@@ -53,6 +53,12 @@ class Bench:
         found = self.meter.look_at(self.link(1))
         return found[0].measure if found else None
 
+    def speed_of(self, *paths: PathMeasure) -> int:
+        """What the next look says of one link with a lane for each path."""
+        self.time_ns += PERIOD_NS
+        self.paths = {1: list(paths)}
+        return {one.peer: one.measure.bytes_per_s for one in self.meter.look(OWN)}[PeerId(1)]
+
     def uplink(self, *paths: PathMeasure) -> int:
         """What the next look says of the uplink, with a link for each path."""
         self.time_ns += PERIOD_NS
@@ -143,3 +149,36 @@ def test_the_uplink_is_what_all_links_carry_at_once() -> None:
 
 def test_a_limit_is_the_speed_of_the_uplink() -> None:
     assert Bench().uplink(carried(0, limit=700), carried(50, limit=700)) == 700
+
+
+# -- speeds from busy time -----------------------------------------------------------------------
+
+
+def busy(acked: int, busy_ms: int, rtt_ms: int = 10) -> PathMeasure:
+    """The kernel's own rate is that of a moment, and much higher."""
+    return PathMeasure(
+        rtt_ms * S // 1000, 10**9, False, acked_bytes=acked, busy_ns=busy_ms * S // 1000
+    )
+
+
+def test_lanes_that_take_turns_are_not_faster_together() -> None:
+    # Each of four carries 1 MB in one second, all in the same one.
+    bench = Bench()
+    assert bench.speed_of(*[busy(10**6, 1000)] * 4) == 4 * 10**6
+    # Then another megabyte in two seconds: half-way down to a half.
+    assert bench.speed_of(*[busy(2 * 10**6, 3000)] * 4) == 3 * 10**6
+
+
+def test_a_short_transfer_shows_a_lower_bound() -> None:
+    bench = Bench()
+    assert bench.speed_of(busy(10**6, 1000)) == 10**6
+    assert bench.speed_of(busy(1_100_000, 2000, rtt_ms=200)) == 10**6  # five round trips
+    assert bench.speed_of(busy(4_100_000, 3000, rtt_ms=200)) == 3 * 10**6
+
+
+def test_a_few_messages_show_nothing() -> None:
+    bench = Bench()
+    assert bench.speed_of(busy(1000, 1000)) == 0
+    assert bench.speed_of(busy(10**6, 2000)) == 999_000
+    assert bench.speed_of(busy(10**6 + 1000, 3000)) == 999_000
+    assert bench.speed_of(busy(10**6 + 1000, 3000)) == 999_000
