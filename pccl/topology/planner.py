@@ -1,7 +1,8 @@
 """The plan of a view: the fastest algorithm for each size of tensor, and the shares of a mesh.
 
 The planner compares predicted times (``cost_model``) for tensors of many sizes. Measures fluctuate,
-so a plan stays until another one is better by ``GAIN_MIN`` for some size.
+so a plan stays until another one is better by ``GAIN_MIN`` for some size; a plan with shares, until
+another one is better by ``NOISE_GAIN_MIN``.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ from pccl.topology.cost_model import AssumedLinks, Cost, mesh_s_per_byte, speeds
 from pccl.topology.ring_order import Pair
 
 GAIN_MIN = 0.9
-"""Another algorithm must take less than this share of the ring's time, and another plan less than
-this share of the present plan's. Measured speeds are no more exact than that, and a ring can be
-repaired."""
+"""Another algorithm must take less than this share of the ring's time, shares of a mesh less than
+this share of the time with equal ones, and another plan less than this share of the present one's.
+Measured speeds are no more exact than that, and a ring can be repaired."""
+
+NOISE_GAIN_MIN = 0.8
+"""The same for a present plan with shares: as long as no speed changes by more than a tenth, the
+plan takes at most 1.1 / 0.9 = 1.22 times as long as the best one."""
 
 SHARES_MEMBERS_MIN = 3
 """With two members, any shares load the one link alike."""
@@ -110,8 +115,9 @@ def _is_good(
         (present.algorithm_for(size), _quickest(costs, size)),
         (present.quantized, _for_quantized(costs)),
     }
+    gain_min = NOISE_GAIN_MIN if present.shares else GAIN_MIN
     return all(
-        now in kept and kept[now].time_s(size) * GAIN_MIN <= costs[best].time_s(size)
+        now in kept and kept[now].time_s(size) * gain_min <= costs[best].time_s(size)
         for now, best in chosen
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from pccl.protocol.link_messages import LinkMeasure
@@ -172,6 +174,20 @@ def test_a_plan_stays_until_another_one_is_much_better() -> None:
     recovered = table(3, alike, wide=3, present=present)
     assert recovered.shares == ()
     assert table(3, slow, wide=3, present=recovered) == present
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_of_a_tenth_does_not_change_a_plan(seed: int) -> None:
+    """A plan every 20 seconds of an hour."""
+    draw = Random(seed)
+    pairs = [(one, other) for other in range(2, 8) for one in range(1, other)]
+    true = {pair: draw.randrange(2_000_000, 40_000_000) for pair in pairs}
+    present = table(7, with_speeds(uniform(7, *WAN), true), wide=7)
+    assert present.shares
+    for _ in range(180):
+        noisy = {pair: int(speed * draw.uniform(0.9, 1.1)) for pair, speed in true.items()}
+        found = table(7, with_speeds(uniform(7, *WAN), noisy), wide=7, present=present)
+        assert found is present
 
 
 def test_a_plan_does_not_outlive_its_links() -> None:

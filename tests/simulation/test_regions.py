@@ -1,0 +1,175 @@
+"""Groups over links between regions, in virtual time: plans, and how long reduces take with them.
+
+Rates are divided and tensors small; ratios are those of the published matrices. Expected times are
+those of one gigabyte over these links, computed elsewhere, not by the planner.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from pccl.machines.peer.events import ReduceCall
+from pccl.protocol.data_type import DataType
+from pccl.protocol.types import (
+    UNQUANTIZED,
+    Algorithm,
+    AlgorithmTable,
+    Descriptor,
+    Quantization,
+    ReduceOp,
+    RoundKind,
+    WireFormat,
+)
+from pccl.runtime.collective.operand import borrow
+from pccl.runtime.requests import ReduceRequest, RunRequest
+from pccl.stress.emulator.sites.matrix import SiteMatrix
+from tests.support.virtual_runs import VirtualRun
+
+SCALE = 200
+COUNT = 3 << 19
+"""Float32 values: 6 MiB, in segments of 128 KiB."""
+GB = 1e9 / (4 * COUNT * SCALE)
+"""What one of our seconds is of a gigabyte over the real links."""
+NETWORK = {"latency_ns": 1_000_000, "ragged": False, "bytes_per_s": None, "window_bytes": 64 << 20}
+
+
+class Regions:
+    """A run whose peers stand at the sites of a matrix."""
+
+    def __init__(self, name: str, first: int | None = None) -> None:
+        self.matrix = SiteMatrix.load(name)
+        self.size = first or len(self.matrix.sites)
+        self.run = VirtualRun([0] * self.size, NETWORK, limit_s=20_000, lanes=1)
+        for one in range(self.size):
+            for other in range(one + 1, self.size):
+                self.set_rate(one, other, 1)
+
+    def set_rate(self, one: int, other: int, share: float) -> None:
+        """Give a link this share of its rate."""
+        link = self.matrix.links[one, other]
+        rate_bps = link.rate_bps or link.flow_bps
+        assert rate_bps is not None
+        self.run.network.set_link(
+            self.run.hosts[one].name,
+            self.run.hosts[other].name,
+            latency_ns=round(link.rtt_s * 1e9 / 2),
+            bytes_per_s=int(share * rate_bps / 8 / SCALE),
+        )
+
+    @property
+    def plan(self) -> AlgorithmTable:
+        return self.run.master.machine.membership.roster(0).algorithms
+
+    async def reduce(
+        self,
+        algorithm: Algorithm = Algorithm.AUTO,
+        quantization: Quantization = UNQUANTIZED,
+        count: int = COUNT,
+    ) -> float:
+        """Reduce once; return the time."""
+        began_s = self.run.loop.time()
+        given = [np.full(count, rank + 1, np.float32) for rank in range(self.size)]
+        what = Descriptor(
+            DataType.FLOAT,
+            ReduceOp.SUM,
+            count,
+            algorithm=algorithm,
+            forced=algorithm is not Algorithm.AUTO,
+            quantization=quantization,
+        )
+        await self.run.all(
+            [
+                engine.reduce(ReduceRequest(borrow(own), ReduceCall(0, 7, what)))
+                for engine, own in zip(self.run.engines, given, strict=True)
+            ]
+        )
+        assert len({own.tobytes() for own in given}) == 1
+        if not quantization.active:
+            assert (given[0] == self.size * (self.size + 1) / 2).all()
+        return self.run.loop.time() - began_s
+
+    async def optimize(self) -> None:
+        request = RunRequest(RoundKind.OPTIMIZE_TOPOLOGY)
+        await self.run.all([engine.round(request) for engine in self.run.engines])
+
+
+@pytest.mark.parametrize(
+    ("name", "best_ring_s", "mesh_s", "optimum_s"),
+    [("aws10", 26.9, 4.91, 4.12), ("gcp12", 81.3, 17.5, 12.8)],
+)
+def test_a_planned_mesh_is_near_the_optimum(
+    name: str, best_ring_s: float, mesh_s: float, optimum_s: float
+) -> None:
+    """Times of one gigabyte; those of the best ring and the optimum are published."""
+    regions = Regions(name)
+
+    async def main() -> None:
+        await regions.run.start()
+        # TCP knows the link's rates from the first message of all pairs; here it is a mesh.
+        equal_s = await regions.reduce(Algorithm.MESH) * GB
+        assert equal_s == pytest.approx(mesh_s, rel=0.12)
+        await regions.optimize()
+        assert regions.plan.beyond is Algorithm.MESH
+        planned_s = await regions.reduce() * GB
+        assert optimum_s < planned_s < 1.15 * optimum_s
+        assert best_ring_s > 4.5 * planned_s
+        assert equal_s > 1.1 * planned_s
+        present = regions.plan
+        for _ in range(2):
+            await regions.optimize()
+            assert regions.plan is present
+        int8 = Quantization(WireFormat.INT8, 32)
+        coded_s = await regions.reduce(quantization=int8) * GB
+        assert coded_s < 0.35 * planned_s
+        await regions.run.close()
+
+    regions.run.run_test(main())
+
+
+def test_a_link_that_degrades_is_planned_around() -> None:
+    regions = Regions("aws10", 6)
+
+    async def main() -> None:
+        await regions.run.start()
+        await regions.reduce(Algorithm.MESH)
+        await regions.optimize()
+        before_s, before = await regions.reduce(), regions.plan
+        regions.set_rate(0, 1, 0.1)
+        degraded_s = await regions.reduce()
+        await regions.optimize()
+        await regions.reduce()
+        await regions.optimize()
+        after_s, after = await regions.reduce(), regions.plan
+        assert after.shares[0] + after.shares[1] < 0.5 * (before.shares[0] + before.shares[1])
+        assert degraded_s > 2 * before_s
+        assert after_s < 0.6 * degraded_s
+        await regions.run.close()
+
+    regions.run.run_test(main())
+
+
+def test_noise_does_not_change_the_plan() -> None:
+    """Ten minutes in which each link's rate changes by up to 10 % every 20 seconds."""
+    regions = Regions("aws10", 5)
+    draw = Random(4)
+    plans: list[AlgorithmTable] = []
+
+    async def main() -> None:
+        await regions.run.start()
+        await regions.reduce(Algorithm.MESH)
+        while regions.run.loop.time() < 600:
+            for one in range(regions.size):
+                for other in range(one + 1, regions.size):
+                    regions.set_rate(one, other, draw.uniform(0.9, 1.1))
+            await regions.reduce(count=COUNT // 4)
+            await regions.run.sleep(20)
+            await regions.optimize()
+            plans.append(regions.plan)
+        await regions.run.close()
+
+    regions.run.run_test(main())
+    assert len(plans) > 20
+    assert all(plan is plans[0] for plan in plans)
