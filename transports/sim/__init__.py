@@ -1,6 +1,7 @@
 """An in-memory network in virtual time, with seeded faults.
 
 * ``events``: virtual time, and the order of all events in the network.
+* ``ports``: the port of a host: a queue each way, for all its connections together.
 * ``routes``: the route from one host to another: latency, bandwidth, gates.
 * ``run_queue``: decides when a simulated process runs: at once, late, or not before it is resumed.
 * ``receive_buffer``: holds data that has arrived at a process, until the process reads it.

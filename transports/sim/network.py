@@ -30,6 +30,7 @@ from pccl.transports.sim.connection import SimConnection, Wires, report_bug
 from pccl.transports.sim.events import Action, Events, Trace, VirtualClock
 from pccl.transports.sim.memory import SimMemories
 from pccl.transports.sim.nat import Nat
+from pccl.transports.sim.ports import NO_PORT, Line, Port
 from pccl.transports.sim.routes import HostRoute
 from pccl.transports.sim.run_queue import RunQueue
 
@@ -406,6 +407,7 @@ class SimNetwork:
         self._latency_ns = latency_ns
         self._bytes_per_s = bytes_per_s
         self._routes: dict[tuple[str, str], HostRoute] = {}
+        self._ports: dict[str, Port] = {}
         self._boots: dict[str, int] = {}
 
     def host(self, name: str) -> SimHost:
@@ -443,7 +445,30 @@ class SimNetwork:
         if route is None:
             route = HostRoute(self.events, self._latency_ns, self._bytes_per_s)
             self._routes[source, target] = route
+            self._join_ports(route, source, target)
         return route
+
+    def _join_ports(self, route: HostRoute, source: str, target: str) -> None:
+        if source != target:
+            route.up = self._ports.get(source, NO_PORT).up
+            route.down = self._ports.get(target, NO_PORT).down
+
+    def set_port(self, name: str, *, up: int | None, down: int | None, buffer_bytes: int) -> Port:
+        """Limit what all connections of a host carry together, to other hosts.
+
+        Args:
+            name: name of the host.
+            up: bytes per second that it sends; None: no limit.
+            down: bytes per second that it receives; None: no limit.
+            buffer_bytes: length of the queue in each direction.
+        """
+        lines = [
+            None if rate is None else Line(self.events, rate, buffer_bytes) for rate in (up, down)
+        ]
+        self._ports[name] = port = Port(*lines)
+        for (source, target), route in self._routes.items():
+            self._join_ports(route, source, target)
+        return port
 
     def set_link(self, a: str, b: str, *, latency_ns: int, bytes_per_s: int | None) -> None:
         """Set both directions between two hosts. Bytes already in transit are not affected."""

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from pccl.protocol.types import NS_PER_S
 from pccl.transports.sim.events import Event, Events
+from pccl.transports.sim.ports import SMALL_BYTES
 from pccl.transports.sim.receive_buffer import ReceiveBuffer
 from pccl.transports.sim.routes import Gate, HostRoute
 
@@ -28,6 +30,19 @@ RETRANSMIT_NS = NS_PER_S // 5
 _PARTIAL_WRITE = 0.25  # probability that `send` accepts less than would fit,
 _CUT_PIECE = 0.5  # that bytes arrive in a smaller piece than possible,
 _MERGED_PIECE = 0.25  # and that a piece arrives together with the piece before it
+
+UNSENT_MAX_BYTES = 512 << 10
+"""Bytes that a kernel takes beyond those on the way, as TCP's low-water mark has it."""
+
+
+@dataclass(eq=False, slots=True)
+class _Parcel:
+    """Bytes that wait at their sender or in the queue of a port; or the end of the stream."""
+
+    data: memoryview
+    entered_ns: int = -1
+    """When they entered the queue; -1: they wait at their sender."""
+    is_lost: bool = False
 
 
 class Pipe:
@@ -86,6 +101,10 @@ class Pipe:
         self._last_arrival_ns = 0
         self._delivery: Event | None = None
         self._held_up = False
+        self._parcels: deque[_Parcel] = deque()
+        """Data on the way through a port, in order."""
+        self._unsent = 0
+        """Bytes of it that have not entered the queue."""
         self._flying = 0
         self._returning = 0
         self._acks: deque[tuple[int, int]] = deque()  # (when it is back, how many bytes)
@@ -99,7 +118,7 @@ class Pipe:
         """Accept bytes that fit into the window, perhaps not all; return their number."""
         views = [memoryview(buffer) for buffer in buffers]
         whole = sum([view.nbytes for view in views])
-        size = min(self._room(), whole)
+        size = min(self._room(), UNSENT_MAX_BYTES - self._unsent, whole)
         if size and self._events.chance(_PARTIAL_WRITE):
             size = self._events.some(size)
         if size < whole:
@@ -164,6 +183,8 @@ class Pipe:
         now_ns, oldest = self._events.now_ns(), self._pieces[0] if self._pieces else None
         if not self.unacknowledged or (oldest is not None and oldest[0] > now_ns):
             return 0
+        if self._parcels and oldest is None:
+            return 0  # the kernel has measured how long the queues are
         if oldest is not None and not self._sink.has_room(len(oldest[1])):
             return 0  # the sink acknowledges that it has no room
         first_ns = RETRANSMIT_NS + self.route.delay_ns + self._back.delay_ns
@@ -173,9 +194,14 @@ class Pipe:
     def _piece_bytes(self) -> int:
         """Most bytes that arrive at one instant: a slow route delivers something each second."""
         rate = self.route.rate or PIECE_MAX_BYTES
+        for line in (self.route.up, self.route.down):
+            rate = rate if line is None else min(rate, line.piece_bytes)
         return min(PIECE_MAX_BYTES, max(rate, self.segment_bytes))
 
     def _post(self, piece: memoryview) -> None:
+        if self.route.has_port:
+            self._post_to_port(piece)
+            return
         self._last_arrival_ns = arrival = max(
             self.route.transmit(len(piece)), self._last_arrival_ns
         )
@@ -188,9 +214,36 @@ class Pipe:
         self._pieces.append((arrival, piece))
         self.arm()
 
+    def _post_to_port(self, piece: memoryview) -> None:
+        parcel = _Parcel(piece)
+        self._parcels.append(parcel)
+        self._unsent += len(piece)
+        arrive, enter = partial(self._come, parcel), partial(self._enter, parcel)
+        self.route.pass_ports(self, len(piece), arrive, enter)
+
+    def _enter(self, parcel: _Parcel) -> None:
+        if not parcel.is_lost:
+            parcel.entered_ns = self._events.now_ns()
+            self._unsent -= len(parcel.data)
+            self._plan_wake()
+
+    def _come(self, parcel: _Parcel) -> None:
+        if not parcel.is_lost:
+            first = self._parcels.popleft()
+            assert first is parcel, "bytes stay in order"
+            self._pieces.append((self._events.now_ns(), parcel.data))
+            self.arm()
+
+    def _finished(self, reason: str) -> None:
+        self._end = (self._events.now_ns(), reason)
+        self.arm()
+
     def finish(self, reason: str) -> None:
         """End the stream after all accepted bytes."""
         if self._is_stuck:
+            return
+        if self.route.has_port:
+            self.route.pass_ports(self, SMALL_BYTES, partial(self._finished, reason), lambda: None)
             return
         self._end = (max(self.route.transmit(0), self._last_arrival_ns), reason)
         self.arm()
@@ -201,7 +254,12 @@ class Pipe:
 
     def drop_unsent(self) -> None:
         """Discard bytes that have not left the source yet."""
+        self._lose_parcels(lambda parcel: parcel.entered_ns < 0)
         self._drop_after(self._events.now_ns() + self.route.delay_ns)
+
+    def _lose_parcels(self, is_lost: Callable[[_Parcel], bool]) -> None:
+        while self._parcels and is_lost(self._parcels[-1]):
+            self._parcels.pop().is_lost = True
 
     def _drop_after(self, when_ns: int) -> None:
         while self._pieces and self._pieces[-1][0] > when_ns:
@@ -225,6 +283,8 @@ class Pipe:
         if not self._wanted or self._wake_planned:
             return
         enough = max(1, self._window_bytes // 3)
+        if self._unsent > UNSENT_MAX_BYTES // 2:
+            return  # the queue of a port calls this method again
         if self._room() >= enough:
             when = 0
         elif self._window_bytes - self._flying >= enough:
@@ -286,13 +346,14 @@ class Pipe:
             return
         self._flying -= nbytes
         self._returning += nbytes
-        self._last_ack_ns = when = max(self._last_ack_ns, now + self._back.delay_ns)
+        self._last_ack_ns = when = max(self._last_ack_ns, now + self._back.answer_ns)
         self._acks.append((when, nbytes))
         self._plan_wake()
 
     def _cut(self, reason: str) -> None:
         if not self.gate.admits(partial(self._cut, reason)):
             return
+        self._lose_parcels(lambda parcel: True)
         self._drop_after(self._events.now_ns())
         self._end = (self._events.now_ns(), reason)
         if self._delivery is not None:

@@ -9,6 +9,7 @@ from functools import partial
 
 from pccl.protocol.types import NS_PER_S
 from pccl.transports.sim.events import Action, Events
+from pccl.transports.sim.ports import SMALL_BYTES, Line
 
 _FOR_EVER_NS = 1 << 62
 
@@ -63,6 +64,8 @@ class HostRoute:
         caps: temporary limits on the bandwidth, in bytes per second.
         gate: can hold back all traffic of this route.
         largest_bytes: the largest segment that arrives; larger ones vanish. None: all arrive.
+        up: what all routes from the source share; None: nothing.
+        down: what all routes to the target share; None: nothing.
     """
 
     def __init__(self, events: Events, latency_ns: int, bytes_per_s: int | None) -> None:
@@ -72,6 +75,8 @@ class HostRoute:
         self.caps: list[int] = []
         self.gate = Gate(events)
         self.largest_bytes: int | None = None
+        self.up: Line | None = None
+        self.down: Line | None = None
         self._events = events
         self._busy_until_ns = 0
 
@@ -98,9 +103,48 @@ class HostRoute:
         """The current one-way latency."""
         return self.latency_ns + self.extra_ns
 
+    @property
+    def has_port(self) -> bool:
+        """Whether its traffic passes a port."""
+        return self.up is not None or self.down is not None
+
+    @property
+    def answer_ns(self) -> int:
+        """How long a packet takes that is sent now, roughly: it may wait in the queues of ports."""
+        waits = [line.wait_ns for line in (self.up, self.down) if line is not None]
+        return self.delay_ns + sum(waits)
+
     def carry(self, action: Action) -> None:
         """Let ``action`` happen at the target host, after the latency."""
-        self._events.at(self._events.now_ns() + self.delay_ns, partial(self._arrive, action))
+        if self.has_port:
+            self.pass_ports(action, SMALL_BYTES, partial(self._arrive, action), lambda: None)
+        else:
+            self._events.at(self._events.now_ns() + self.delay_ns, partial(self._arrive, action))
+
+    def pass_ports(self, sender: object, nbytes: int, arrive: Action, enter: Action) -> None:
+        """Let bytes pass both ports and the way between them.
+
+        Args:
+            sender: its bytes stay in order.
+            nbytes: number of bytes.
+            arrive: called when they have arrived.
+            enter: called when they enter the first queue.
+        """
+
+        def go() -> None:
+            self._events.at(self.transmit(nbytes), come)
+
+        def come() -> None:
+            if self.down is None:
+                arrive()
+            else:
+                self.down.carry(sender, nbytes, arrive)
+
+        if self.up is None:
+            enter()
+            go()
+        else:
+            self.up.carry(sender, nbytes, go, enter)
 
     def _arrive(self, action: Action) -> None:
         if self.gate.admits(partial(self._arrive, action)):
