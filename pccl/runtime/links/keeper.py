@@ -29,6 +29,7 @@ from pccl.runtime.links.frame_router import FrameRouter
 from pccl.runtime.links.introductions import Introductions
 from pccl.runtime.links.lane_checks import LaneChecks
 from pccl.runtime.links.relay import Relay
+from pccl.runtime.links.windows import LinkWindows
 from pccl.topology.link_steps import (
     DialLane,
     DropLink,
@@ -140,6 +141,8 @@ class LinkKeeper:
         self._checks = LaneChecks(
             clock, timing, links, frames, self._upkeep, self._carry_out, explain
         )
+        self.windows = LinkWindows(clock, links)
+        """What links may hand over on slow lines."""
         self.look = self._checks.look
         """Check all lanes at a tick; see ``LaneChecks.look``."""
         self._closed = False
@@ -175,6 +178,7 @@ class LinkKeeper:
     def close(self) -> None:
         """Close every lane and stop dialling."""
         self._closed = True
+        self.windows.close()
         self._carry_out(self._upkeep.close())
         self._leave_meetings(*[peer for peer, _ in (*self._meetings, *self._punches)])
         self._reception.close()
@@ -441,6 +445,7 @@ class LinkKeeper:
         now_ns = clock.now_ns()
         self._checks.opened(lane, now_ns)
         link.add(lane)
+        self.windows.opened(lane)
         _log.debug(
             "lane %d to peer %d is up, congestion: %s", number, peer, connection.congestion or "?"
         )

@@ -95,7 +95,7 @@ class LinkMeter:
         rtt_ns = min((path.rtt_ns for path in paths if path.rtt_ns), default=0)
         # Inside one machine all links share its processors and memory, so no link has a speed of
         # its own. Measured speeds would make the choice of an algorithm random.
-        speed = 0 if link.near else self._speed(link.peer, lanes)
+        speed = 0 if link.near else self._speed(link, lanes)
         measure = LinkMeasure(rtt_ns, speed)
         return (MeasuredLink(link.peer, measure),)
 
@@ -110,7 +110,7 @@ class LinkMeter:
             self._uplink = max(seen, self._uplink - self._uplink // 256)
         return max((path.limit_bytes_per_s for path in far.values()), default=0) or self._uplink
 
-    def _speed(self, peer: PeerId, lanes: Mapping[Connection, PathMeasure]) -> int:
+    def _speed(self, link: Link, lanes: Mapping[Connection, PathMeasure]) -> int:
         """Return the speed of all lanes together, in bytes per second.
 
         A measure is a lower bound if the lanes had little to send: it counts only if it exceeds the
@@ -118,7 +118,13 @@ class LinkMeter:
 
         With an upload limit, each lane has little to send at a time, because all links share the
         limit. So a link counts as fast as the limit, until its path turns out to be slower.
+
+        The lanes of a link with a window take turns, and their speeds do not add up.
         """
+        peer = link.peer
+        if link.bytes_per_s:
+            self._speeds[peer] = link.bytes_per_s
+            return link.bytes_per_s
         limit = max(path.limit_bytes_per_s for path in lanes.values())
         seen, is_lower_bound = self._seen(lanes)
         known = self._speeds.get(peer, limit)

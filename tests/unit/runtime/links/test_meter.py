@@ -32,6 +32,8 @@ class Bench:
 
     def __init__(self) -> None:
         self.time_ns = 0
+        self.window = 0
+        """What the windows of links have measured."""
         self.paths: dict[int, list[PathMeasure | None]] = {}
         self.lanes: dict[tuple[int, int], Lane] = defaultdict(Lane)
         clock = SimpleNamespace(now_ns=lambda: self.time_ns)
@@ -45,7 +47,10 @@ class Bench:
         for lane, path in zip(lanes, self.paths[peer], strict=True):
             lane.path = path
         return cast(
-            "Link", SimpleNamespace(peer=PeerId(peer), lanes=lanes, up=bool(lanes), near=near)
+            "Link",
+            SimpleNamespace(
+                peer=PeerId(peer), lanes=lanes, up=bool(lanes), near=near, bytes_per_s=self.window
+            ),
         )
 
     def look_at(self, *paths: PathMeasure | None) -> LinkMeasure | None:
@@ -150,6 +155,15 @@ def test_the_uplink_is_what_all_links_carry_at_once() -> None:
 
 def test_a_limit_is_the_speed_of_the_uplink() -> None:
     assert Bench().uplink(carried(0, limit=700), carried(50, limit=700)) == 700
+
+
+def test_lanes_that_take_turns_within_a_window_are_not_summed_up() -> None:
+    bench = Bench()
+    burst = PathMeasure(S // 100, 125_000, is_lower_bound=True)
+    bench.window = 40_000
+    assert bench.look_at(*[burst] * 16) == LinkMeasure(S // 100, 40_000)
+    bench.window = 0
+    assert bench.look_at(burst) == LinkMeasure(S // 100, 125_000)
 
 
 # -- speeds from busy time -----------------------------------------------------------------------
