@@ -22,7 +22,8 @@ from pccl.cli.processes.reports import Doing, say, work
 from pccl.stress.emulator.sites.tunnels import INTERFACE, enter_site
 
 TURN = signal.SIGUSR1
-"""Tells a peer to join. So the ids, and with them the ring, have the order of the sites."""
+"""Tells a peer to join, and later to go on after a phase. So the ids, and with them the ring, have
+the order of the sites, and no peer leaves while the command asks the master about links."""
 
 READY = "ready"
 
@@ -157,6 +158,7 @@ class WanPeer:
         self._comm.barrier()
         if self._comm.rank == 0:
             say(PhaseDone(phase, name))
+        signal.sigwait({TURN})
 
     def _figures(self, phase: int, name: str, side: ReduceSide) -> Figures:
         known = side.library.figures()

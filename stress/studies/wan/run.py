@@ -165,6 +165,8 @@ class WanRun:
                         sites = {int(each.peer): at[each.name] for each in status.members}
                         found = compare_measures(phase, self._matrix, sites, status.links)
                         self.results.measures += found
+                    for each in names:
+                        self._crew.send(TURN, each)
 
         self._crew.listen(names, (Doing, CaseDone, PhaseDone), add, SILENCE_S)
 
