@@ -40,6 +40,8 @@ def test_peers_at_three_sites_are_measured(tmp_path: Path) -> None:
     assert all(len(each["span"]) == 2 for each in figures)
     # No round is quicker than its bytes: 4/3 of the tensor through the port of c, 50 Mbit/s.
     assert figures[0]["span_min"] >= found["bounds_s_per_byte"]["ring"] * (256 << 10)
+    assert [each["after"] for each in found["plans"]] == ["start", "optimized 1"]
+    assert found["plans"][0]["s_per_byte"] == found["bounds_s_per_byte"]["mesh"]
     assert "dropped" in found["router"]
 
 

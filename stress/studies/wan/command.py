@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -139,12 +140,16 @@ def _words_of(results: WanResults, bounds: WanBounds, size: int) -> list[str]:
         "weighted mesh": bounds.weighted,
     }
     times = [f"{name} {per_byte * size:.2f} s" for name, per_byte in named.items() if per_byte]
-    shares = " ".join(f"{share:.3f}" for share in bounds.shares)
-    lines = [f"bounds of float32: {', '.join(times)}", f"best shares: {shares}"]
+    lines = [f"bounds of float32: {', '.join(times)}", f"best shares: {_list(bounds.shares)}"]
     lines += [
         f"{each.after}: the router used {each.router:.0%} of a processor; all were {each.busy:.0%} "
         "busy"
         for each in results.loads
+    ]
+    lines += [
+        f"{each.after}: shares of the mesh {_list(each.shares) or 'equal'}; bound "
+        f"{each.s_per_byte * size:.2f} s"
+        for each in results.plans
     ]
     lines.append(f"the router {results.router}")
     lines += [
@@ -153,6 +158,10 @@ def _words_of(results: WanResults, bounds: WanBounds, size: int) -> list[str]:
         for each in results.measures
     ]
     return lines
+
+
+def _list(shares: Sequence[float]) -> str:
+    return " ".join(f"{share:.3f}" for share in shares)
 
 
 def _bound_of(bounds: WanBounds, figures: Figures) -> float | None:

@@ -18,9 +18,11 @@ from pccl import config
 from pccl.cli.bench.statistics import CaseDone, Figures
 from pccl.cli.processes.crew import Crew, ProcessDied
 from pccl.cli.processes.reports import Doing, Failed, decode, encode
+from pccl.protocol.status_report import StatusReport
 from pccl.stress.emulator.sites.matrix import SiteMatrix
 from pccl.stress.emulator.sites.tunnels import enter_site
 from pccl.stress.emulator.verify import cpu_s_of
+from pccl.stress.studies.wan.bounds import WanRates, mesh_bound
 from pccl.stress.studies.wan.measures import MeasuredRatios, compare_measures
 from pccl.stress.studies.wan.peer import GLOO_INTERFACE, TURN, PhaseDone, WanTask
 
@@ -52,18 +54,35 @@ class WanLoad:
     busy: float
 
 
+@dataclass(frozen=True, slots=True)
+class WanShares:
+    """The shares of a mesh that ``auto`` had in a phase.
+
+    Attributes:
+        after: name of the phase.
+        shares: share of each site; empty: equal ones.
+        s_per_byte: what the matrix allows with these shares.
+    """
+
+    after: str
+    shares: tuple[float, ...]
+    s_per_byte: float
+
+
 @dataclass(slots=True)
 class WanResults:
     """What a run has measured.
 
     Attributes:
         figures: one object for each phase and variant.
+        plans: shares of the mesh in each phase.
         measures: the master's knowledge of links after each phase, compared with the matrix.
         loads: load of this machine in each phase.
         router: what the router has carried and dropped, in words.
     """
 
     figures: list[Figures] = field(default_factory=list[Figures])
+    plans: list[WanShares] = field(default_factory=list[WanShares])
     measures: list[MeasuredRatios] = field(default_factory=list[MeasuredRatios])
     loads: list[WanLoad] = field(default_factory=list[WanLoad])
     router: str = ""
@@ -160,15 +179,26 @@ class WanRun:
                     self.results.figures.append(figures)
                 case PhaseDone(_, phase):
                     self.results.loads.append(load.during(phase))
+                    status = node.status()
+                    sites = {int(each.peer): at[each.name] for each in status.members}
+                    self.results.plans.append(self._shares(phase, status))
                     if self._task.measures:
-                        status = node.status()
-                        sites = {int(each.peer): at[each.name] for each in status.members}
                         found = compare_measures(phase, self._matrix, sites, status.links)
                         self.results.measures += found
                     for each in names:
                         self._crew.send(TURN, each)
 
         self._crew.listen(names, (Doing, CaseDone, PhaseDone), add, SILENCE_S)
+
+    def _shares(self, phase: str, status: StatusReport) -> WanShares:
+        """Return the shares of the newest view, whose ring has the order of the sites."""
+        plan = status.groups[0].plan
+        size = len(self._matrix.sites)
+        units = plan.shares if plan is not None and plan.shares else (1,) * size
+        shares = [unit / sum(units) for unit in units]
+        s_per_byte = mesh_bound(WanRates.of(self._matrix, max(1, self._task.lanes)), shares)
+        is_equal = len(set(units)) == 1
+        return WanShares(phase, () if is_equal else tuple(shares), s_per_byte)
 
 
 class _Load:
