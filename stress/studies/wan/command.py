@@ -111,7 +111,7 @@ def _say(text: str) -> None:
 
 def _show(results: WanResults, bounds: WanBounds, title: str) -> None:
     console = Console()
-    table = Table("phase", "plan", "format", "median", "from", "to", "carried by", "bound", "ratio")
+    table = Table("phase", "plan", "format", "median", "from", "to", "path", "bound", "ratio")
     for each in results.figures:
         bound_s = _bound_of(bounds, each)
         table.add_row(
