@@ -353,7 +353,6 @@ class Link:
 
     Attributes:
         room: bytes that the link may hand over before it waits; None: no limit.
-        bytes_per_s: what the line was seen to deliver for a link with such a limit; 0: unknown.
         peer: the peer at the other end.
         near: whether that peer is on this machine.
         told: number of lanes that the dialling side announced; 0: no lane was connected yet.
@@ -375,7 +374,6 @@ class Link:
         self.queues: dict[OperationId, deque[Frame]] = {}
         """Queued segments by operation; the operation whose turn is next comes first."""
         self.room: int | None = None
-        self.bytes_per_s = 0
         self.waits = False
         """Whether something waits for room."""
         self._cut: deque[Lane] = deque()
@@ -506,7 +504,7 @@ class Link:
 
     def unbound(self) -> None:
         """Limit nothing any more."""
-        self._on_full, self.bytes_per_s = _nothing, 0
+        self._on_full = _nothing
         self.open(None)
 
     def wait(self, lane: Lane | None = None) -> None:

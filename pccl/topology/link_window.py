@@ -82,11 +82,6 @@ class LinkWindow:
         self._acked_bytes = 0
         self._rates: deque[int] = deque(maxlen=PERIODS)
 
-    @property
-    def bytes_per_s(self) -> int:
-        """What the line delivers for this link; 0: unknown, or so much that it has no window."""
-        return 0 if self.nbytes is None else max(self._rates, default=0)
-
     def look(self, facts: LineFacts, now_ns: int, *, is_busy: bool) -> None:
         """Measure the line, and adapt the window.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from pccl.protocol.link_messages import LinkMeasure, MeasuredLink
 from pccl.protocol.types import NS_PER_MS, NS_PER_S, PeerId
@@ -21,6 +22,9 @@ CARRIED_MIN = 64 << 10
 ROUND_TRIPS_MIN = 8
 """A link that was busy for a shorter time was not faster than TCP's slow start allowed."""
 
+KEPT_SHARE = 0.75
+"""By how much the weight of earlier periods falls with each new one."""
+
 
 def facts_of(connection: Connection) -> LaneFacts | None:
     """Return what the kernel reports about a connection, or None if it reports nothing."""
@@ -37,6 +41,32 @@ def facts_of(connection: Connection) -> LaneFacts | None:
     )
 
 
+@dataclass(slots=True)
+class _Carried:
+    """What a link has carried lately; older bytes and times count less.
+
+    A quotient of sums is steadier than a mean of quotients: a short period counts little.
+    """
+
+    nbytes: float = 0.0
+    busy_ns: float = 0.0
+
+    @property
+    def bytes_per_s(self) -> int:
+        return int(self.nbytes * NS_PER_S / self.busy_ns) if self.busy_ns else 0
+
+    def add(self, nbytes: int, busy_ns: int, rtt_ns: int) -> None:
+        """Count a period.
+
+        If it was short, TCP's slow start has limited it. Then it counts only if it was fast.
+        """
+        is_short = busy_ns < ROUND_TRIPS_MIN * rtt_ns
+        if is_short and nbytes * NS_PER_S <= self.bytes_per_s * busy_ns:
+            return
+        self.nbytes = KEPT_SHARE * self.nbytes + nbytes
+        self.busy_ns = KEPT_SHARE * self.busy_ns + busy_ns
+
+
 class LinkMeter:
     """Measures the round trips and speeds of one peer's links, and the speed of its uplink.
 
@@ -49,10 +79,11 @@ class LinkMeter:
         self._clock = clock
         self._links = links
         self._looked_ns = clock.now_ns()
-        self._speeds: dict[PeerId, int] = {}
-        """Known speeds of links, in bytes per second."""
         self._before: dict[Connection, PathMeasure] = {}
         """What the lanes had measured at the last look."""
+        self._carried: dict[PeerId, _Carried] = {}
+        self._rates: dict[PeerId, int] = {}
+        """Speeds of links whose connections do not know how long they were busy."""
         self._uplink = 0
         """The most that all links have carried at once, in bytes per second."""
 
@@ -63,24 +94,26 @@ class LinkMeter:
             own: id of this peer. Its own measure is that of its uplink.
         """
         now_ns = self._clock.now_ns()
-        period_ns = now_ns - self._looked_ns
+        period_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
         if period_ns < PERIOD_NS:
+            self._looked_ns -= period_ns
             return ()
-        self._looked_ns = now_ns
         links = sorted(self._links.all(), key=lambda link: link.peer)
-        up = {link.peer for link in links if link.up}
-        self._speeds = {peer: speed for peer, speed in self._speeds.items() if peer in up}
-        paths = {link.peer: _paths(link) for link in links}
-        measured = [one for link in links for one in self._measured(link, paths[link.peer])]
-        far = [path for link in links if not link.near for path in paths[link.peer].items()]
-        if uplink := self._measured_uplink(dict(far), period_ns):
+        for peer in {*self._carried, *self._rates} - {link.peer for link in links if link.up}:
+            self.forget(peer)
+        paths = {link: _paths(link) for link in links}
+        far = {link: lanes for link, lanes in paths.items() if lanes and not link.near}
+        busy = [link for link, lanes in far.items() if self._count(link, lanes, period_ns)]
+        measured = [one for link, lanes in paths.items() for one in self._measured(link, lanes)]
+        if uplink := self._measured_uplink(busy, far.values()):
             measured.append(MeasuredLink(own, LinkMeasure(0, uplink)))
-        self._before = {lane: path for of_link in paths.values() for lane, path in of_link.items()}
+        self._before = {lane: path for lanes in paths.values() for lane, path in lanes.items()}
         return tuple(measured)
 
     def forget(self, peer: PeerId) -> None:
         """Forget the speed of a link that is down. Its next connection may use another path."""
-        self._speeds.pop(peer, None)
+        self._carried.pop(peer, None)
+        self._rates.pop(peer, None)
 
     def look_at(self, link: Link) -> tuple[MeasuredLink, ...]:
         """Return the measure of one link, or ``()`` if no lane has measured its path."""
@@ -89,75 +122,78 @@ class LinkMeter:
     def _measured(
         self, link: Link, lanes: Mapping[Connection, PathMeasure]
     ) -> tuple[MeasuredLink, ...]:
-        paths = list(lanes.values())
-        if not paths:
+        if not lanes:
             return ()
-        rtt_ns = min((path.rtt_ns for path in paths if path.rtt_ns), default=0)
         # Inside one machine all links share its processors and memory, so no link has a speed of
         # its own. Measured speeds would make the choice of an algorithm random.
-        speed = 0 if link.near else self._speed(link, lanes)
-        measure = LinkMeasure(rtt_ns, speed)
-        return (MeasuredLink(link.peer, measure),)
+        speed = 0 if link.near else self._speed(link.peer, lanes.values())
+        return (MeasuredLink(link.peer, LinkMeasure(_rtt_ns(lanes.values()), speed)),)
 
-    def _measured_uplink(self, far: Mapping[Connection, PathMeasure], period_ns: int) -> int:
-        """Return the most that all links together have carried, in bytes per second.
+    def _measured_uplink(
+        self, busy: Sequence[Link], far: Collection[Mapping[Connection, PathMeasure]]
+    ) -> int:
+        """Return the most that all links have carried at once, in bytes per second.
 
-        Most periods show less, because not all links had something to send. So the known speed
-        falls slowly, in periods with traffic: to a half in six minutes.
+        Links that were busy in the same period count as busy at the same time, as in a mesh. In
+        most periods only some are. So the known speed falls slowly, in periods with traffic: to a
+        half in six minutes.
         """
-        seen = sum(self._carried(*one)[0] for one in far.items()) * NS_PER_S // period_ns
-        if 8 * seen > self._uplink:
+        if busy:
+            seen = sum(self._speed(link.peer, ()) for link in busy)
             self._uplink = max(seen, self._uplink - self._uplink // 256)
-        return max((path.limit_bytes_per_s for path in far.values()), default=0) or self._uplink
+        limits = (path.limit_bytes_per_s for lanes in far for path in lanes.values())
+        return max(limits, default=0) or self._uplink
 
-    def _speed(self, link: Link, lanes: Mapping[Connection, PathMeasure]) -> int:
-        """Return the speed of all lanes together, in bytes per second.
+    def _speed(self, peer: PeerId, paths: Collection[PathMeasure]) -> int:
+        """Return the speed of a link in bytes per second; 0: unknown.
 
-        A measure is a lower bound if the lanes had little to send: it counts only if it exceeds the
-        known speed. Otherwise each look moves the known speed half-way down to a lower measure.
+        Connections that do not know how long they were busy have rates of their own: a lower bound
+        counts if it exceeds the known speed; others move the known speed half-way down.
 
         With an upload limit, each lane has little to send at a time, because all links share the
         limit. So a link counts as fast as the limit, until its path turns out to be slower.
-
-        The lanes of a link with a window take turns, and their speeds do not add up.
         """
-        peer = link.peer
-        if link.bytes_per_s:
-            self._speeds[peer] = link.bytes_per_s
-            return link.bytes_per_s
-        limit = max(path.limit_bytes_per_s for path in lanes.values())
-        seen, is_lower_bound = self._seen(lanes)
-        known = self._speeds.get(peer, limit)
-        speed = max(known, seen) if is_lower_bound else max(seen, (known + seen) // 2)
-        if limit:
-            speed = min(speed, limit)
-        if speed:
-            self._speeds[peer] = speed
-        return speed
+        limit = max((path.limit_bytes_per_s for path in paths), default=0)
+        if peer in self._carried:
+            speed = self._carried[peer].bytes_per_s
+        elif any(path.busy_ns for path in paths):
+            return limit  # it has carried too little
+        else:
+            seen = sum(path.bytes_per_s for path in paths)
+            known = self._rates.get(peer, limit)
+            is_lower_bound = not paths or any(path.is_lower_bound for path in paths)
+            speed = max(known, seen) if is_lower_bound else max(seen, (known + seen) // 2)
+            if speed:
+                self._rates[peer] = speed
+        return min(speed, limit) if limit else speed
 
-    def _seen(self, lanes: Mapping[Connection, PathMeasure]) -> tuple[int, bool]:
-        """Return the speed of all lanes since the last look, and whether they may be faster.
+    def _count(self, link: Link, lanes: Mapping[Connection, PathMeasure], period_ns: int) -> bool:
+        """Count what a link has carried since the last look; return whether that was enough.
 
         The kernel's rate of a lane is that of its last packets, when other lanes may have been
-        idle. So what all lanes have carried counts, and the time in which they were busy.
+        idle. So what all lanes have carried counts, and the time in which they were busy. If the
+        link has a window, lanes take turns.
         """
-        paths = lanes.values()
-        if not any(path.busy_ns for path in paths):  # not Linux
-            slow_senders = any(path.is_lower_bound for path in paths)
-            return sum(path.bytes_per_s for path in paths), slow_senders
-        carried = [self._carried(*lane) for lane in lanes.items()]
-        nbytes, busy_ns = sum(each for each, _ in carried), max(each for _, each in carried)
-        if nbytes < CARRIED_MIN or not busy_ns:
-            return 0, True
-        rtt_ns = min((path.rtt_ns for path in paths if path.rtt_ns), default=0)
-        return nbytes * NS_PER_S // busy_ns, busy_ns < ROUND_TRIPS_MIN * rtt_ns
+        news = [self._since(*lane) for lane in lanes.items()]
+        nbytes, times = sum(each for each, _ in news), [each for _, each in news]
+        if nbytes < CARRIED_MIN:
+            return False
+        busy_ns = min(sum(times), period_ns) if link.room is not None else max(times)
+        if busy_ns:
+            rtt_ns = _rtt_ns(lanes.values())
+            self._carried.setdefault(link.peer, _Carried()).add(nbytes, busy_ns, rtt_ns)
+        return True
 
-    def _carried(self, lane: Connection, path: PathMeasure) -> tuple[int, int]:
+    def _since(self, lane: Connection, path: PathMeasure) -> tuple[int, int]:
         """Return how many bytes a lane has carried since the last look, and its busy time."""
         before = self._before.get(lane)
         if before is None:
             return path.acked_bytes, path.busy_ns
         return path.acked_bytes - before.acked_bytes, path.busy_ns - before.busy_ns
+
+
+def _rtt_ns(paths: Collection[PathMeasure]) -> int:
+    return min((path.rtt_ns for path in paths if path.rtt_ns), default=0)
 
 
 def _paths(link: Link) -> dict[Connection, PathMeasure]:

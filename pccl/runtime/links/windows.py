@@ -105,7 +105,7 @@ class LinkWindows:
         link, window = line.link, line.window
         facts = line.facts()
         window.look(facts, self._clock.now_ns(), is_busy=True)
-        most, link.bytes_per_s = window.nbytes, window.bytes_per_s
+        most = window.nbytes
         if most is None:
             link.open(None)
         elif (room := most - facts.outstanding_bytes) >= most // _PORTION:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,13 +28,21 @@ class Lane:
         return self.path
 
 
+class Stub:
+    """A link with such lanes."""
+
+    def __init__(self, peer: PeerId, lanes: list[Lane], near: bool, room: int | None) -> None:
+        self.peer, self.lanes, self.near, self.room = peer, lanes, near, room
+        self.up = bool(lanes)
+
+
 class Bench:
     """A meter, its clock, and links whose lanes know what a test says."""
 
     def __init__(self) -> None:
         self.time_ns = 0
-        self.window = 0
-        """What the windows of links have measured."""
+        self.room: int | None = None
+        """What the windows of links let them hand over."""
         self.paths: dict[int, list[PathMeasure | None]] = {}
         self.lanes: dict[tuple[int, int], Lane] = defaultdict(Lane)
         clock = SimpleNamespace(now_ns=lambda: self.time_ns)
@@ -46,12 +55,7 @@ class Bench:
         lanes = [self.lanes[peer, number] for number in range(len(self.paths[peer]))]
         for lane, path in zip(lanes, self.paths[peer], strict=True):
             lane.path = path
-        return cast(
-            "Link",
-            SimpleNamespace(
-                peer=PeerId(peer), lanes=lanes, up=bool(lanes), near=near, bytes_per_s=self.window
-            ),
-        )
+        return cast("Link", Stub(PeerId(peer), lanes, near, self.room))
 
     def look_at(self, *paths: PathMeasure | None) -> LinkMeasure | None:
         self.paths[1] = list(paths)
@@ -139,31 +143,18 @@ def test_a_path_that_is_slower_than_the_limit() -> None:
 # -- the uplink --------------------------------------------------------------------------------
 
 
-def carried(acked: int, *, limit: int = 0) -> PathMeasure:
-    return PathMeasure(900, 10, False, acked_bytes=acked, limit_bytes_per_s=limit)
-
-
-def test_the_uplink_is_what_all_links_carry_at_once() -> None:
+def test_the_uplink_is_what_the_busy_links_carry_at_once() -> None:
     bench = Bench()
-    assert bench.uplink(carried(1000), carried(3000)) == 4000 * S // PERIOD_NS
-    assert bench.uplink(carried(11_000), carried(23_000)) == 30_000 * S // PERIOD_NS
-    # Less makes it fall slowly, and next to nothing not at all.
-    falls_to = 15_000 - 15_000 // 256
-    assert bench.uplink(carried(21_000), carried(33_000)) == falls_to
-    assert bench.uplink(carried(21_500), carried(33_500)) == falls_to
+    assert bench.uplink(busy(10**6, 500), busy(3 * 10**6, 1000)) == 5 * 10**6
+    # A link that carried next to nothing does not count; the known speed falls slowly.
+    falls_to = 5 * 10**6 - 5 * 10**6 // 256
+    assert bench.uplink(busy(3 * 10**6, 1500), busy(3_000_100, 2000)) == falls_to
+    assert bench.uplink(busy(3 * 10**6, 1500), busy(3_000_100, 2000)) == falls_to
 
 
 def test_a_limit_is_the_speed_of_the_uplink() -> None:
-    assert Bench().uplink(carried(0, limit=700), carried(50, limit=700)) == 700
-
-
-def test_lanes_that_take_turns_within_a_window_are_not_summed_up() -> None:
-    bench = Bench()
-    burst = PathMeasure(S // 100, 125_000, is_lower_bound=True)
-    bench.window = 40_000
-    assert bench.look_at(*[burst] * 16) == LinkMeasure(S // 100, 40_000)
-    bench.window = 0
-    assert bench.look_at(burst) == LinkMeasure(S // 100, 125_000)
+    limited = [replace(busy(0, 0), limit_bytes_per_s=700)] * 2
+    assert Bench().uplink(*limited) == 700
 
 
 # -- speeds from busy time -----------------------------------------------------------------------
@@ -180,15 +171,26 @@ def test_lanes_that_take_turns_are_not_faster_together() -> None:
     # Each of four carries 1 MB in one second, all in the same one.
     bench = Bench()
     assert bench.speed_of(*[busy(10**6, 1000)] * 4) == 4 * 10**6
-    # Then another megabyte in two seconds: half-way down to a half.
-    assert bench.speed_of(*[busy(2 * 10**6, 3000)] * 4) == 3 * 10**6
+    # Then the same in two seconds: 4 MB and 3/4 of 4 MB, in 2 s and 3/4 of 1 s.
+    assert bench.speed_of(*[busy(2 * 10**6, 3000)] * 4) == 7_000_000 * 100 // 275
+
+
+def test_lanes_of_a_link_with_a_window_take_turns() -> None:
+    bench = Bench()
+    bench.room = 1000
+    assert bench.speed_of(*[busy(10**6, 300)] * 4) == 4 * 10**6 * 10 // 12
+    # Together they were not busy for longer than the time that has passed.
+    bench = Bench()
+    bench.room = 1000
+    assert bench.speed_of(*[busy(10**6, 1000)] * 4) == 4 * 10**6 * S // PERIOD_NS
 
 
 def test_a_short_transfer_shows_a_lower_bound() -> None:
     bench = Bench()
     assert bench.speed_of(busy(10**6, 1000)) == 10**6
     assert bench.speed_of(busy(1_100_000, 2000, rtt_ms=200)) == 10**6  # five round trips
-    assert bench.speed_of(busy(4_100_000, 3000, rtt_ms=200)) == 3 * 10**6
+    faster = bench.speed_of(busy(4_100_000, 3000, rtt_ms=200))
+    assert faster == 3_750_000 * 100 // 175
 
 
 def test_a_few_messages_show_nothing() -> None:
