@@ -16,7 +16,7 @@ _RATES = ((1, 1), (1, 1), (1, 10), (2, 1), (10, 10))
 """Up and down, in Mbit/s."""
 
 _LARGE_BYTES = 1_000_000
-"""A tensor of this size is the only one of its run."""
+"""A tensor of this size is the only one of its run: virtual time is limited."""
 
 _QUEUES_BYTES = (16 << 10, 256 << 10, 1 << 20, 1 << 20)
 
@@ -44,6 +44,7 @@ def draw_on_slow_lines(seed: int) -> Scenario:
         port=port,
         port_every=rng.choice((1, 1, 2)),
         slots=slots,
+        broadcasts=plain.broadcasts and nbytes < _LARGE_BYTES,
         timing=timing,
         segment_bytes=max(plain.segment_bytes, rng.choice((4, 16, 128)) << 10),
         window_bytes=256 << 10,
