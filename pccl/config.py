@@ -14,7 +14,7 @@
 | ``PCCL_TOKEN`` | ``token``: the secret itself |
 | ``PCCL_TOKEN_FILE`` | a file that contains the token; ``PCCL_TOKEN`` takes precedence |
 | ``PCCL_DRAIN`` | 1: on SIGTERM, leave the run before the program ends (``draining``) |
-| ``PCCL_DRAIN_S`` | seconds after SIGTERM in which a wrapper hands over its work |
+| ``PCCL_DRAIN_S`` | seconds after SIGTERM in which a wrapper may still contribute its work |
 | ``PCCL_LOCAL`` | how processes of one machine exchange tensors: ``auto``, ``tcp``, ``any`` |
 | ``PCCL_NAME`` | ``name`` |
 | ``PCCL_UPLOAD_MAX`` | ``upload_bytes_per_s_max``, with a unit: ``10M`` |
@@ -219,7 +219,7 @@ def resolve_drain() -> bool:
 
 
 def resolve_drain_s() -> float:
-    """Return for how many seconds after SIGTERM a wrapper may hand over its work; 5 by default.
+    """Return how many seconds after SIGTERM a wrapper may still contribute its work; 5 by default.
 
     Raises:
         ValueError: the variable is not a number from 0 to 3600.

@@ -138,7 +138,7 @@ def peer_environment(
         peers: number of slots of the run.
         master: address of the master.
         token: the run's secret; None: there is none.
-        drain_s: seconds in which a peer that is told to leave hands over its work.
+        drain_s: seconds after SIGTERM in which a peer may still contribute its work.
         given: variables of the user.
     """
     secret = {} if token is None else {config.TOKEN: token}

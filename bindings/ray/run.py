@@ -48,9 +48,9 @@ class RayRun:
             the caller's node is the master; if it dies, another one starts at its address.
         token: the secret of the run; None: with ``master``, PCCL_TOKEN or PCCL_TOKEN_FILE of the
             caller; otherwise a new one.
-        drain_s: seconds in which a peer that must leave hands over its work.
+        drain_s: seconds after SIGTERM in which a peer may still contribute its work.
         failures_max: how often in a row the peer of a slot may raise or die. Then the run fails.
-            A peer that is lost with its node, or hands over its work, does not count.
+            A peer that is lost with its node, or leaves after a notice, does not count.
         name: name for ``attach``. The run then continues when the calling program has ended, until
             ``stop``. None: the run ends with the calling program, or with this object.
 

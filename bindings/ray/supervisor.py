@@ -47,7 +47,7 @@ class RunPlan:
         environment: variables of the user, for all peers.
         master: address of a master outside; None: the run starts its own.
         token: the run's secret; None: the master outside needs none.
-        drain_s: seconds in which a peer that must leave hands over its work.
+        drain_s: seconds after SIGTERM in which a peer may still contribute its work.
         failures_max: failures of a slot in a row that do not fail the run.
     """
 

@@ -1,7 +1,7 @@
 """``PublishedTarget``: what a reader fetches, namely a state whose digest it has from the master.
 
 Members have the state from the start. Other readers fetch it at the same time, and announce the
-pieces that they have. The digest of a map proves it, whoever sends it.
+pieces that they have. Any of them may send the map: the reader verifies it by the digest.
 """
 
 from __future__ import annotations

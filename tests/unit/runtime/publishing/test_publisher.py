@@ -1,4 +1,4 @@
-"""The part of a member: versions come one after the other, whoever publishes them."""
+"""A member publishes one version at a time, also when several threads or tasks call ``publish``."""
 
 from __future__ import annotations
 
