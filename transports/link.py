@@ -159,7 +159,8 @@ class Lane:
                     return
                 frame = self._next_frame()
             rest: Sequence[bytes | bytearray | memoryview] = frame.rest()
-            if room is not None and frame.missing > max(room, SMALL_BYTES):
+            is_cut = room is not None and frame.missing > max(room, SMALL_BYTES)
+            if is_cut and room is not None:
                 if room <= 0:
                     self.ready = False
                     self.link.wait(self)
@@ -172,8 +173,8 @@ class Lane:
             self.sent_bytes += taken
             if frame.number >= 0:
                 self.moved_bytes += taken
-            if frame.sent < frame.size and taken == room:
-                continue
+            if is_cut and taken == room:
+                continue  # and wait for room
             if frame.sent < frame.size:
                 self.ready = False
                 self.connection.notify_writable()

@@ -889,6 +889,15 @@ def test_small_segments_exceed_the_window_by_little() -> None:
     assert sorted(chain(*bench.offsets)) == list(range(50))
 
 
+def test_a_small_segment_waits_for_a_network_that_takes_nothing() -> None:
+    """Neither the window nor the network has room: the lane must not try again at once."""
+    bench, _ = bound(0, room=0)
+    bench.send(0, 100)
+    assert sent(bench) == [0]
+    bench.connections[0].grant(PLENTY)
+    assert bench.offsets == [[0]]
+
+
 def test_a_lane_that_ends_in_the_middle_of_a_frame_keeps_no_other_one_waiting() -> None:
     bench, _ = bound(PLENTY, PLENTY, room=10_000)
     bench.send(0, 20_000)
