@@ -444,8 +444,8 @@ class LinkKeeper:
         lane = Lane(connection, number, link, self, self._moved, clock.now_ns)
         now_ns = clock.now_ns()
         self._checks.opened(lane, now_ns)
+        self.windows.opening(lane)
         link.add(lane)
-        self.windows.opened(lane)
         _log.debug(
             "lane %d to peer %d is up, congestion: %s", number, peer, connection.congestion or "?"
         )

@@ -77,14 +77,18 @@ class LinkWindows:
             self._timer.cancel()
             self._timer = None
 
-    def opened(self, lane: Lane) -> None:
-        """Note that a link has a lane; with its first one, begin anew: it may use another line."""
-        link, path = lane.link, lane.connection.measure()
-        if len(link.lanes) > 1:
+    def opening(self, lane: Lane) -> None:
+        """Note that a link gets a lane; with its first one, begin anew: it may use another line.
+
+        Call this before the link has the lane, and sends on it what waits.
+        """
+        link, connection = lane.link, lane.connection
+        if link.up:
             return
         self._lines.pop(link.peer, None)
         link.unbound()
-        if link.near or path is None or not path.segment_bytes:
+        path, is_near = connection.measure(), connection.local.host == connection.remote.host
+        if is_near or path is None or not path.segment_bytes:
             return
         others = sum(one.link.up for one in self._lines.values())
         window = LinkWindow(FIRST_BYTES // (1 + others))

@@ -42,8 +42,8 @@ class Bench:
     def link(self, number: int, connection: Connection) -> Link:
         link = self.links.to(PeerId(number))
         lane = Lane(connection, len(link.lanes), link, Handler())
+        self.windows.opening(lane)
         link.add(lane)
-        self.windows.opened(lane)
         return link
 
     def sleep(self, ns: int) -> None:
@@ -110,5 +110,21 @@ def test_the_first_lane_over_another_line_begins_anew() -> None:
     bench.link(2, again)
     assert link.room is not None
     bench.sleep(POLL_NS)
+    bench.windows.close()
+    bench.loop.close()
+
+
+def test_segments_that_waited_for_a_lane_are_limited_by_its_window() -> None:
+    bench, connection = Bench(), Known()
+    send(bench.links.to(PeerId(2)), 0)
+    link = bench.link(2, connection)
+    assert len(connection.sent) == FIRST_BYTES
+    (lane,) = link.lanes
+    link.remove(lane)
+    lane.connection_lost(None)
+    send(link, 1)
+    again = Known()
+    bench.link(2, again)
+    assert len(again.sent) == FIRST_BYTES
     bench.windows.close()
     bench.loop.close()
