@@ -85,12 +85,13 @@ def _useful_shares(ring: Sequence[PeerId], links: AssumedLinks) -> tuple[int, ..
     Every pair must have been measured, or shares would follow assumptions. Only a newcomer has no
     speeds yet: its links count as slow as the slowest known one, until a mesh has measured them.
     """
+    if not SHARES_MEMBERS_MIN <= len(ring) <= MESH_MEMBERS_MAX:
+        return ()
     speeds = {pair: each.bytes_per_s for pair, each in links.measured.items() if each.bytes_per_s}
     pairs = list(combinations(ring, 2))
     known = [pair for pair in pairs if pair in speeds or pair[::-1] in speeds]
     old = {peer for pair in known for peer in pair}
-    is_enough = SHARES_MEMBERS_MIN <= len(ring) <= MESH_MEMBERS_MAX and 2 * len(old) > len(ring)
-    if not is_enough or len(known) < len(old) * (len(old) - 1) / 2:
+    if 2 * len(old) <= len(ring) or len(known) < len(old) * (len(old) - 1) / 2:
         return ()
     both = (ends for one, other in known for ends in ((one, other), (other, one)))
     slowest = min(speeds[ends] for ends in both if ends in speeds)

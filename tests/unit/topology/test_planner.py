@@ -78,6 +78,16 @@ def test_large_groups_have_no_mesh_and_small_tensors_a_star() -> None:
     assert found.beyond is Algorithm.RING
 
 
+def test_the_work_for_a_group_without_mesh_grows_with_its_size_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("2800 members have 3.9 million pairs")
+
+    monkeypatch.setattr("pccl.topology.planner.combinations", refuse)
+    assert table(2800, {}).beyond is Algorithm.RING
+
+
 def test_who_cannot_talk_is_not_asked_to() -> None:
     wan = uniform(4, *WAN)
     chosen = {step.algorithm for step in table(4, wan, (2, 4)).steps}

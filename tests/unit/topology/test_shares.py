@@ -104,6 +104,24 @@ def test_large_groups_are_planned_too() -> None:
     assert mesh_s_per_byte(shares, speeds, ports) <= 1.025 * shortest_s_per_byte(speeds, ports)
 
 
+def test_lies_do_not_keep_the_master_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = import_module("pccl.topology.shares")
+    pivots: list[None] = []
+    pivot = module._pivot
+
+    def counted(*args: Any) -> None:
+        pivots.append(None)
+        pivot(*args)
+
+    monkeypatch.setattr(module, "_pivot", counted)
+    rng = np.random.default_rng(1)
+    speeds = rng.choice([1.0, 1e12], (64, 64), p=[0.25, 0.75])
+    found = best_shares(speeds.tolist(), [1e12] * 64)
+    assert len(pivots) <= 2 * module._STEPS_MAX
+    assert sum(found) == SHARE_UNITS
+    assert min(found) >= 0
+
+
 def test_units_are_whole() -> None:
     assert in_units([1, 1, 1]) == (21846, 21845, 21845)
     assert in_units([0.25, 0, 0.75]) == (16384, 0, 49152)
