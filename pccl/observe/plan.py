@@ -7,7 +7,7 @@ plan would be by the present measures. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from pccl.protocol.limits import BYTES_PER_S_MAX, RTT_NS_MAX
 from pccl.protocol.link_messages import LinkMeasure
 from pccl.protocol.status_report import EndedStatus, StatusReport
 from pccl.protocol.types import SHARE_UNITS, Algorithm, AlgorithmTable, PeerId
+from pccl.telemetry.names import name_flaw
 from pccl.topology.cost_model import AssumedLinks, usable_costs
 from pccl.topology.planner import plan_view
 from pccl.topology.ring_order import Pair
@@ -79,6 +80,7 @@ def of_status(status: StatusReport, group: int) -> PlannedGroup | None:
     if found is None or found.plan is None or not members:
         return None
     ring = tuple(member.peer for member in members)
+    are_all = len(ring) == found.members  # a status shows the first members of a large run
     return PlannedGroup(
         group,
         ring,
@@ -90,10 +92,10 @@ def of_status(status: StatusReport, group: int) -> PlannedGroup | None:
             },
             {member.peer: member.uplink_bytes_per_s for member in members},
         ),
-        found.plan,
+        found.plan if are_all else replace(found.plan, shares=()),
         frozenset(Pair((one.peer, one.other)) for one in status.links if one.path is None),
         tuple(one for one in status.ended if one.group == group),
-        len(status.links) == status.link_count and len(ring) == found.members,
+        are_all and len(status.links) == status.link_count,
     )
 
 
@@ -127,6 +129,9 @@ def of_json(data: Any, group: int) -> PlannedGroup:
         links[ends] = LinkMeasure(min(rtt_ns, RTT_NS_MAX), min(speed, BYTES_PER_S_MAX))
     names = {peer: str(one.get("name", "")) for peer, one in zip(ring, ranked, strict=True)}
     named = {peer: name for peer, name in names.items() if name}
+    for peer, name in named.items():
+        if flaw := name_flaw(name):
+            raise ValueError(f"the name of peer {peer}: {flaw}")
     uplinks = {
         peer: min(_number(one, "uplink_bytes_per_s", f"peer {peer}", 0), BYTES_PER_S_MAX)
         for peer, one in zip(ring, ranked, strict=True)

@@ -81,12 +81,13 @@ def plan(
 def _from_file(file: Path, group: int) -> PlannedGroup:
     try:
         return plans.of_json(json.loads(file.read_text("utf-8")), group)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise click.ClickException(f"{file} is no matrix of links: {error}") from error
 
 
 def _show(known: PlannedGroup, sizes: tuple[int, ...]) -> None:
-    console = Console(width=None if Console().is_terminal else 200)
+    width = None if Console().is_terminal else 200
+    console = Console(width=width, markup=False, emoji=False)  # names are shown as they are
     if len(known.ring) <= MATRIX_MEMBERS_MAX:
         console.print(_matrix(known))
     console.print(_times(plans.predictions(known, known.plan, sizes)))

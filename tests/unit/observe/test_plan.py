@@ -50,6 +50,17 @@ def test_a_status_has_what_a_plan_depends_on() -> None:
     assert not cut.is_complete
 
 
+def test_of_a_group_that_is_shown_in_part_the_shares_are_unknown() -> None:
+    group = replace(SAMPLE.groups[0], plan=replace(MESH, shares=(SHARE_UNITS // 4,) * 4))
+    known = plans.of_status(replace(SAMPLE, groups=(group,), members=SAMPLE.members[:3]), 0)
+    assert known is not None
+    assert not known.is_complete
+    assert [one.chosen for one in plans.predictions(known, known.plan, [1 << 20])] == [
+        Algorithm.MESH
+    ]
+    assert len(plans.shares(known, known.plan)) == len(known.ring)
+
+
 def test_the_json_of_a_status_gives_the_same_links() -> None:
     known, read = (
         plans.of_status(SAMPLE, 0),
@@ -100,6 +111,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"members": [{"peer": 1}], "links": []}, "at least 2 members"),
     ({"members": [{"peer": 1}, {"peer": 1}], "links": []}, "each of them once"),
     ({"members": [{"peer": 1}, {"peer": 2}]}, 'there must be a list "links"'),
+    ({"members": [{"peer": 1, "name": "\x1b[31m"}, {"peer": 2}], "links": []}, "name of peer 1"),
     ({**three(), "links": [{"peer": 1}]}, '"other" of link 0 must be a whole number'),
     ({**three(), "links": [{"peer": True, "other": 2}]}, '"peer" of link 0'),
     ({**three(), "links": [{"peer": 1, "other": 2, "bytes_per_s": -1}]}, "at least 0"),

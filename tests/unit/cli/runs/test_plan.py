@@ -31,9 +31,24 @@ def test_a_file_is_planned(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_matrix_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "links.json"
-    for text, reason in (("{", "Expecting property name"), ("[]", 'a list "members"')):
+    deep = "[" * 100_000
+    for text, reason in (("{", "Expecting"), ("[]", 'a list "members"'), (deep, "recursion")):
         file.write_text(text, "utf-8")
         refused = CliRunner().invoke(plan, ["--file", str(file)])
         assert refused.exit_code == 1
         assert f"{file} is no matrix of links" in refused.output
         assert reason in refused.output
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "links.json"
+    named = three(5 * MB)
+    names = ("[/x]", "[red]b", ":smile:")
+    named["members"] = [
+        {**one, "name": name} for one, name in zip(named["members"], names, strict=True)
+    ]
+    file.write_text(json.dumps(named), "utf-8")
+    shown = CliRunner().invoke(plan, ["--file", str(file)])
+    assert shown.exit_code == 0, shown.output
+    for name in names:
+        assert f"({name})" in shown.output
