@@ -66,8 +66,6 @@ class PathMeasure:
         acked_bytes: bytes that the other system has acknowledged.
         arrived_bytes: bytes that have arrived.
         busy_ns: time in which there were bytes to send or to acknowledge; 0: unknown.
-        unsent_bytes: bytes that this system has accepted and not sent; 0 if ``unacknowledged``
-            counts them, too.
     """
 
     rtt_ns: int
@@ -82,7 +80,6 @@ class PathMeasure:
     acked_bytes: int = 0
     arrived_bytes: int = 0
     busy_ns: int = 0
-    unsent_bytes: int = 0
 
 
 class Timers(Protocol):

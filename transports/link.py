@@ -22,7 +22,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Protocol
 
@@ -38,7 +38,7 @@ from pccl.protocol.frame import (
 )
 from pccl.protocol.types import OperationId, PeerId
 from pccl.transports.base import Connection, Traffic
-from pccl.transports.outgoing import Frame, Payload, first_of
+from pccl.transports.outgoing import Frame, Payload
 from pccl.transports.sinks import Sink
 
 
@@ -60,12 +60,6 @@ class FrameHandler(Protocol):
 LONG_FRAME_NS = 1_000_000
 """A lane that worked so long on one frame sends the next one in another turn of the loop. A sparse
 segment is 1/150 of what is encoded for it, so the network would take seconds of work at once."""
-
-SMALL_BYTES = 4 << 10
-"""A frame, or the rest of one, of this length is not cut, whatever the window of the link."""
-
-DEBT_BYTES = 16 << 10
-"""By so much, small segments may exceed the window: a barrier need not wait behind a tensor."""
 
 _NO_MEMORY = memoryview(b"")
 """Replaces memory of an operation that has ended, so that the lane does not keep it alive."""
@@ -150,31 +144,16 @@ class Lane:
     def pump(self) -> None:
         """Send frames until the network is full or no frame is left."""
         while self.ready:
-            frame, room = self._current, self.link.room
+            frame = self._current
             if frame is None:
                 if not (self._own or self.link.queues):
                     return
-                if room is not None and room <= 0 and not self._own:
-                    self.link.wait()
-                    return
                 frame = self._next_frame()
-            rest: Sequence[bytes | bytearray | memoryview] = frame.rest()
-            is_cut = room is not None and frame.missing > max(room, SMALL_BYTES)
-            if is_cut and room is not None:
-                if room <= 0:
-                    self.ready = False
-                    self.link.wait(self)
-                    return
-                rest = first_of(rest, room)
-            taken = self.connection.send(rest)
+            taken = self.connection.send(frame.rest())
             frame.sent += taken
-            if room is not None:
-                self.link.room = room - taken
             self.sent_bytes += taken
             if frame.number >= 0:
                 self.moved_bytes += taken
-            if is_cut and taken == room:
-                continue  # and wait for room
             if frame.sent < frame.size:
                 self.ready = False
                 self.connection.notify_writable()
@@ -348,12 +327,9 @@ class Lane:
 class Link:
     """The lanes to ``peer``, and the segments that wait for them.
 
-    On a slow line, the link hands over what its window allows (``room``); the rest waits here.
-
-    Invariant: while a lane is ready, and there is room, no segment waits.
+    Invariant: while a lane is ready, no segment waits.
 
     Attributes:
-        room: bytes that the link may hand over before it waits; None: no limit.
         peer: the peer at the other end.
         near: whether that peer is on this machine.
         told: number of lanes that the dialling side announced; 0: no lane was connected yet.
@@ -374,12 +350,6 @@ class Link:
         self.pulls = False
         self.queues: dict[OperationId, deque[Frame]] = {}
         """Queued segments by operation; the operation whose turn is next comes first."""
-        self.room: int | None = None
-        self.waits = False
-        """Whether something waits for room."""
-        self._cut: deque[Lane] = deque()
-        """Lanes that wait for room in the middle of a frame."""
-        self._on_full: Callable[[], None] = _nothing
 
     @property
     def up(self) -> bool:
@@ -417,16 +387,13 @@ class Link:
             check: hash of the payload; None: the lane computes it.
         """
         frame = Frame(header, payload, number, check)
-        lanes, room = self._lanes, self.room
-        if room is not None and room <= (-DEBT_BYTES if frame.size <= SMALL_BYTES else 0):
-            self.wait()
-        else:
-            for _ in range(len(lanes)):
-                lane = lanes[0]
-                lanes.rotate(-1)
-                if lane.ready:
-                    lane.carry(frame)
-                    return
+        lanes = self._lanes
+        for _ in range(len(lanes)):
+            lane = lanes[0]
+            lanes.rotate(-1)
+            if lane.ready:
+                lane.carry(frame)
+                return
         queue = self.queues.get(header.operation)
         if queue is None:
             self.queues[header.operation] = deque((frame,))
@@ -492,40 +459,6 @@ class Link:
         for lane in self.lanes:
             lane.detach(operation, payload_of)
 
-    # -- the window ----------------------------------------------------------------------------
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether something waits for the network, or for room."""
-        return bool(self.queues) or any(not lane.ready for lane in self._lanes)
-
-    def bind(self, room: int | None, on_full: Callable[[], None]) -> None:
-        """Limit what the link hands over; call ``on_full`` when something waits for room."""
-        self.room, self._on_full = room, on_full
-
-    def unbound(self) -> None:
-        """Limit nothing any more."""
-        self._on_full = _nothing
-        self.open(None)
-
-    def wait(self, lane: Lane | None = None) -> None:
-        """Wait for room; ``lane``: one that waits in the middle of a frame."""
-        if lane is not None:
-            self._cut.append(lane)
-        if not self.waits:
-            self.waits = True
-            self._on_full()
-
-    def open(self, room: int | None) -> None:
-        """Send what waits, up to ``room``; the lane that has waited longest comes first."""
-        self.room, self.waits = room, False
-        while self._cut and (self.room is None or self.room > 0):
-            self._cut.popleft().writable()
-        for lane in tuple(self._lanes):
-            lane.pump()
-        if self._cut:
-            self.wait()
-
     # -- lanes ---------------------------------------------------------------------------------
 
     def lane(self, number: int) -> Lane | None:
@@ -557,10 +490,6 @@ class Link:
 
 def _number(lane: Lane) -> int:
     return lane.number
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 class Links:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from pccl.protocol.checksum import bytes_hash, payload_hash
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_header
@@ -77,19 +77,6 @@ class Frame:
     def missing(self) -> int:
         """Number of bytes that are still to be sent."""
         return self.size - self.sent
-
-
-def first_of(
-    buffers: Sequence[bytes | bytearray | memoryview], nbytes: int
-) -> list[bytes | bytearray | memoryview]:
-    """Return the first ``nbytes`` of ``buffers``, which are longer."""
-    first: list[bytes | bytearray | memoryview] = []
-    for buffer in buffers:
-        if len(buffer) >= nbytes:
-            return [*first, memoryview(buffer)[:nbytes]]
-        first.append(buffer)
-        nbytes -= len(buffer)
-    return first
 
 
 def _behind(views: list[memoryview], sent: int) -> list[bytes | memoryview]:

@@ -43,9 +43,9 @@ _PACED = "bbr"
 _UNPACED = b"reno"
 """A congestion control that every kernel has, and that all users may choose by default."""
 
-_TCP_INFO = struct.Struct("=2xBB3xB8xI4xI28xI8xI48xQQ8xII8xQQ")
+_TCP_INFO = struct.Struct("=2xBB3xB8xI4xI28xI8xI48xQQ12xI8xQQ")
 """Fields of Linux's tcp_info (linux/tcp.h): flags, tcpi_snd_mss, tcpi_rtt and tcpi_min_rtt in
-microseconds, bytes acknowledged, received and not sent, tcpi_delivery_rate in bytes per second, and
+microseconds, bytes acknowledged and received, tcpi_delivery_rate in bytes per second, and
 tcpi_busy_time in microseconds."""
 
 _SENDER_LIMITED = 1 if sys.byteorder == "little" else 0x80
@@ -184,7 +184,7 @@ def measure_path(sock: socket.socket) -> PathMeasure | None:
     retransmits, probes, flags, segment_bytes, unacknowledged, ack_ago_ms, *rest = _TCP_INFO.unpack(
         info
     )
-    smoothed_us, acked_bytes, arrived_bytes, unsent_bytes, shortest_us, rate, busy_us = rest
+    smoothed_us, acked_bytes, arrived_bytes, shortest_us, rate, busy_us = rest
     known_us = shortest_us if 0 < shortest_us < _NO_RTT_US else smoothed_us
     return PathMeasure(
         known_us * 1000,
@@ -198,7 +198,6 @@ def measure_path(sock: socket.socket) -> PathMeasure | None:
         acked_bytes=acked_bytes,
         arrived_bytes=arrived_bytes,
         busy_ns=busy_us * 1000,
-        unsent_bytes=unsent_bytes,
     )
 
 

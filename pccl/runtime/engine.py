@@ -759,7 +759,6 @@ class PeerEngine:
         if self.calls.bug is not None:
             return
         self.keeper.look(busy_ns)
-        self.keeper.windows.look()
         if measured := self._meter.look(self.machine.own.peer):
             self.feed(LinkMeasurements(measured))
         self._state.tick()

@@ -11,7 +11,6 @@
 * ``relay_pairs``: which connections of other peers a relay joins, and when it ends them.
 * ``lane_watch``: detects lanes that owe progress and make none.
 * ``segment_limit``: finds links on which large packets vanish, and gives them smaller segments.
-* ``link_window``: how much of a link may be on the way, so that little queues on a slow line.
 * ``tracer``: which process may read the memory of this one.
 * ``link_damage``: when a link that damages data counts as down.
 """

@@ -128,11 +128,3 @@ class Builder:
                     latency_ns=self._rng.randint(1, 2 * self._scenario.latency_ns),
                     bytes_per_s=self._rng.choice(rates),
                 )
-
-    def set_ports(self, names: Sequence[str]) -> None:
-        """Put processes behind their routers, if the scenario has some."""
-        if (port := self._scenario.port) is not None:
-            for name in names[:: self._scenario.port_every]:
-                self._network.set_port(
-                    name, up=port.up, down=port.down, buffer_bytes=port.buffer_bytes
-                )

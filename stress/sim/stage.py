@@ -151,7 +151,6 @@ class Stage:
         for _ in range(scenario.peers):
             self._add_seat()
         self._build.spread_links(self.names())
-        self._build.set_ports(self.names())
 
     def _add_seat(self) -> Seat:
         index = len(self.seats)

@@ -20,7 +20,6 @@ from pccl.transports.base import (
     Transport,
     receiver_failure,
 )
-from pccl.transports.outgoing import first_of
 from pccl.transports.pacing.pacer import Pacer
 
 GRAIN_NS = 1_000_000
@@ -193,7 +192,7 @@ class PacedConnection:
         room = pacer.room(self._account, wanted, self._transport.clock.now_ns())
         if not room:
             return 0
-        sent = self._inner.send(buffers if room == wanted else first_of(buffers, room))
+        sent = self._inner.send(buffers if room == wanted else _first(buffers, room))
         pacer.spend(self._account, sent)
         return sent
 
@@ -259,3 +258,14 @@ class PacedConnection:
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             receiver.connection_lost(self._failure or error)
+
+
+def _first(buffers: Sequence[Bytes], nbytes: int) -> list[Bytes]:
+    """Return the first ``nbytes`` of ``buffers``, which are longer."""
+    first: list[Bytes] = []
+    for buffer in buffers:
+        if len(buffer) >= nbytes:
+            return [*first, memoryview(buffer)[:nbytes]]
+        first.append(buffer)
+        nbytes -= len(buffer)
+    return first

@@ -97,15 +97,6 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class PortRates:
-    """What a port lets through each way, in bytes per second, and the length of each queue."""
-
-    up: int
-    down: int
-    buffer_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Port:
     """Both directions of a port; None: no limit.
 

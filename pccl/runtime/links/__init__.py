@@ -7,7 +7,6 @@
 * ``introductions``: asks relays for the addresses that a simultaneous open needs.
 * ``lane_checks``: finds lanes that make no progress, and replaces them.
 * ``meter``: measures the links from the traffic that they carry. It sends nothing itself.
-* ``windows``: lets links hand over what their windows allow.
 * ``pulls``: finds out with which peers this process can share memory, and proves it.
 * ``relay``: joins the connections of two peers that cannot dial each other.
 * ``frame_router``: passes frames to the collectives, the shared state or the pulls.

@@ -29,7 +29,6 @@ from pccl.runtime.links.frame_router import FrameRouter
 from pccl.runtime.links.introductions import Introductions
 from pccl.runtime.links.lane_checks import LaneChecks
 from pccl.runtime.links.relay import Relay
-from pccl.runtime.links.windows import LinkWindows
 from pccl.topology.link_steps import (
     DialLane,
     DropLink,
@@ -141,8 +140,6 @@ class LinkKeeper:
         self._checks = LaneChecks(
             clock, timing, links, frames, self._upkeep, self._carry_out, explain
         )
-        self.windows = LinkWindows(clock, links)
-        """What links may hand over on slow lines."""
         self.look = self._checks.look
         """Check all lanes at a tick; see ``LaneChecks.look``."""
         self._closed = False
@@ -178,7 +175,6 @@ class LinkKeeper:
     def close(self) -> None:
         """Close every lane and stop dialling."""
         self._closed = True
-        self.windows.close()
         self._carry_out(self._upkeep.close())
         self._leave_meetings(*[peer for peer, _ in (*self._meetings, *self._punches)])
         self._reception.close()
@@ -444,7 +440,6 @@ class LinkKeeper:
         lane = Lane(connection, number, link, self, self._moved, clock.now_ns)
         now_ns = clock.now_ns()
         self._checks.opened(lane, now_ns)
-        self.windows.opening(lane)
         link.add(lane)
         _log.debug(
             "lane %d to peer %d is up, congestion: %s", number, peer, connection.congestion or "?"

@@ -94,16 +94,15 @@ class LinkMeter:
             own: id of this peer. Its own measure is that of its uplink.
         """
         now_ns = self._clock.now_ns()
-        period_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
-        if period_ns < PERIOD_NS:
-            self._looked_ns -= period_ns
+        if now_ns - self._looked_ns < PERIOD_NS:
             return ()
+        self._looked_ns = now_ns
         links = sorted(self._links.all(), key=lambda link: link.peer)
         for peer in {*self._carried, *self._rates} - {link.peer for link in links if link.up}:
             self.forget(peer)
         paths = {link: _paths(link) for link in links}
         far = {link: lanes for link, lanes in paths.items() if lanes and not link.near}
-        busy = [link for link, lanes in far.items() if self._count(link, lanes, period_ns)]
+        busy = [link for link, lanes in far.items() if self._count(link, lanes)]
         measured = [one for link, lanes in paths.items() for one in self._measured(link, lanes)]
         if uplink := self._measured_uplink(busy, far.values()):
             measured.append(MeasuredLink(own, LinkMeasure(0, uplink)))
@@ -167,18 +166,16 @@ class LinkMeter:
                 self._rates[peer] = speed
         return min(speed, limit) if limit else speed
 
-    def _count(self, link: Link, lanes: Mapping[Connection, PathMeasure], period_ns: int) -> bool:
+    def _count(self, link: Link, lanes: Mapping[Connection, PathMeasure]) -> bool:
         """Count what a link has carried since the last look; return whether that was enough.
 
         The kernel's rate of a lane is that of its last packets, when other lanes may have been
-        idle. So what all lanes have carried counts, and the time in which they were busy. If the
-        link has a window, lanes take turns.
+        idle. So what all lanes have carried counts, and the time in which they were busy.
         """
         news = [self._since(*lane) for lane in lanes.items()]
-        nbytes, times = sum(each for each, _ in news), [each for _, each in news]
+        nbytes, busy_ns = sum(each for each, _ in news), max(each for _, each in news)
         if nbytes < CARRIED_MIN:
             return False
-        busy_ns = min(sum(times), period_ns) if link.room is not None else max(times)
         if busy_ns:
             rtt_ns = _rtt_ns(lanes.values())
             self._carried.setdefault(link.peer, _Carried()).add(nbytes, busy_ns, rtt_ns)

@@ -28,7 +28,6 @@ from pccl.stress.sim.scenarios.scenario import (
     draw_with_readers,
     draw_with_store,
 )
-from pccl.stress.sim.scenarios.slow_lines import draw_on_slow_lines
 from pccl.stress.sim.scenarios.to_train import draw_to_train
 from pccl.stress.sim.stage import CALLER_LEFT, CALLER_LEFT_DIVIDED, in_phase
 
@@ -123,7 +122,6 @@ MIXES: dict[str, Mix] = {
         ),
         seeds_min=500,
     ),
-    "slow-lines": Mix(draw_on_slow_lines, _OF_CALLS, seeds_min=500),
     "corruption": Mix(
         draw_corrupted,
         kinds(OF_BITS),

@@ -32,7 +32,6 @@ from pccl.stress.sim.workloads.syncs import Syncs, draw_syncs
 from pccl.stress.sim.workloads.training_plan import LIVES_MAX, TrainingPlan
 from pccl.transports.base import Connection
 from pccl.transports.sim.connection import SEGMENT_BYTES
-from pccl.transports.sim.ports import PortRates
 
 
 class Style(enum.Enum):
@@ -110,9 +109,6 @@ class Scenario:
     uneven_links: bool = False
     bytes_per_s: int | None = None
     window_bytes: int = 65536
-    port: PortRates | None = None
-    """The lines of every ``port_every``-th process; None: no limit."""
-    port_every: int = 1
     stop_ns: int
     """When members begin to vote for the end."""
     faults: tuple[Fault, ...]

@@ -242,7 +242,7 @@ def _fill_samples() -> None:
     lineage = [b"run", op]
     delta = [b"before", b"after", [b"layout", b"content"], 17]
     version = [7, [b"layout", b"content"], 1 << 40, lineage, [delta]]
-    later = ("", 4, 3, 250, 2.5, [["cosine", 0.25]], 1, b"fingerprint")
+    later = ("", 4, 3, 250, 2.5, [["cosine", 0.25]], 1, b"fingerprint", 125_000)
     bodies: dict[type[Any], list[Any]] = {
         msg.Register: [1, *registration],
         msg.Resume: [2, 1, 0, b"m", ["10.0.0.7"]],
@@ -342,7 +342,7 @@ def _fill_samples() -> None:
             *(82, b"run", 1, 60000, 7),
             *(1, [[1, "alice", 0, 0, "h", 9, True, 5, None, "a barrier", *later]]),
             *(1, [[2, "bob", 0, "h", 9, False, 5, 6, "company", 2, b"fingerprint"]]),
-            *(1, [[0, 7, 1, [6, 7]]]),
+            *(1, [[0, 7, 1, [6, 7], algorithms]]),
             [[[1, 0], 5, 1, [1], 1]],
             *(1, [[op, "a barrier", True, 5, 4, 2, [1], 1, 0, 10]]),
             *(1, [["a barrier", 0, 5, 250, 2, 100, 4096, None]]),

@@ -27,7 +27,7 @@ from pccl.protocol.frame import (
 )
 from pccl.protocol.types import OperationId, PeerId
 from pccl.transports.base import Address, PathMeasure, Receiver
-from pccl.transports.link import DEBT_BYTES, LONG_FRAME_NS, Lane, Link
+from pccl.transports.link import LONG_FRAME_NS, Lane, Link
 from pccl.transports.outgoing import Frame
 from pccl.transports.sinks import Sink
 from tests.support.frames import encode_frame
@@ -824,95 +824,3 @@ def test_a_payload_in_several_pieces_goes_on_where_the_network_stopped(sent: int
     assert frame.missing == HEADER_BYTES + 9 - sent
     frame.keep()
     assert b"".join(frame.rest()) == encode_frame(header, b"abcdefghi")[sent:]
-
-
-# -- the window ----------------------------------------------------------------------------------
-
-WHOLE = HEADER_BYTES + 20_000
-"""A segment that is longer than what may go beyond the window."""
-
-
-def bound(*rooms: int, room: int) -> tuple[Bench, list[int]]:
-    """A bench whose link may hand over ``room`` bytes, and how often it was full."""
-    bench, full = Bench(*rooms), list[int]()
-    bench.link.bind(room, lambda: full.append(1))
-    return bench, full
-
-
-def sent(bench: Bench) -> list[int]:
-    return [len(connection.sent) for connection in bench.connections]
-
-
-def test_a_link_hands_over_no_more_than_its_window_allows() -> None:
-    bench, full = bound(PLENTY, PLENTY, room=30_000)
-    for number in range(3):
-        bench.send(number, 20_000)
-    assert sent(bench) == [WHOLE, 30_000 - WHOLE], "the second one is cut"
-    assert full == [1], "whoever opens it is asked once"
-    bench.link.open(50_000)
-    assert sorted(chain(*bench.offsets)) == [0, 1, 2]
-    assert not bench.link.waits
-    assert bench.link.room == 80_000 - 3 * WHOLE
-
-
-def test_lanes_in_the_middle_of_a_frame_take_turns() -> None:
-    bench, _ = bound(PLENTY, PLENTY, room=5_000)
-    bench.send(0, 60_000)
-    bench.connections[0].room = 5_000
-    bench.link.open(10_000)
-    bench.send(1, 60_000)
-    assert sent(bench) == [10_000, 5_000], "the network takes no more from the first one"
-    bench.connections[0].grant(PLENTY)
-    before = sent(bench)
-    for _ in range(4):
-        bench.link.open(5_000)
-    assert sent(bench) == [before[0] + 10_000, before[1] + 10_000]
-
-
-def test_frames_of_a_lane_itself_and_small_segments_do_not_wait_for_a_tensor() -> None:
-    bench, _ = bound(PLENTY, PLENTY, room=10_000)
-    bench.send(0, 20_000)
-    bench.lanes[1].ping()
-    assert sent(bench) == [10_000, HEADER_BYTES]
-    bench.send(1, operation=ANOTHER)
-    assert bench.offsets == [[], [1]]
-    assert bench.link.room == -HEADER_BYTES - 100
-
-
-def test_small_segments_exceed_the_window_by_little() -> None:
-    bench, _ = bound(PLENTY, PLENTY, room=10_000)
-    bench.send(0, 20_000)
-    for number in range(1, 50):
-        bench.send(number, 1000, ANOTHER)
-    assert sum(sent(bench)) < 10_000 + DEBT_BYTES + 2000
-    bench.link.open(None)
-    assert sorted(chain(*bench.offsets)) == list(range(50))
-
-
-def test_a_small_segment_waits_for_a_network_that_takes_nothing() -> None:
-    """Neither the window nor the network has room: the lane must not try again at once."""
-    bench, _ = bound(0, room=0)
-    bench.send(0, 100)
-    assert sent(bench) == [0]
-    bench.connections[0].grant(PLENTY)
-    assert bench.offsets == [[0]]
-
-
-def test_a_lane_that_ends_in_the_middle_of_a_frame_keeps_no_other_one_waiting() -> None:
-    bench, _ = bound(PLENTY, PLENTY, room=10_000)
-    bench.send(0, 20_000)
-    bench.send(1, 20_000)
-    bench.connections[0].lose()
-    bench.link.open(PLENTY)
-    assert bench.offsets == [[], [1]]
-
-
-def test_a_link_without_a_window_waits_for_the_network_only() -> None:
-    bench, _ = bound(0, 0, room=0)
-    bench.send(0, 20_000)
-    assert bench.link.is_busy
-    bench.link.unbound()
-    bench.connections[0].grant(PLENTY)
-    bench.connections[1].grant(PLENTY)
-    assert sorted(chain(*bench.offsets)) == [0]
-    assert not bench.link.is_busy

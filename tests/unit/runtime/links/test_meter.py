@@ -31,8 +31,8 @@ class Lane:
 class Stub:
     """A link with such lanes."""
 
-    def __init__(self, peer: PeerId, lanes: list[Lane], near: bool, room: int | None) -> None:
-        self.peer, self.lanes, self.near, self.room = peer, lanes, near, room
+    def __init__(self, peer: PeerId, lanes: list[Lane], near: bool) -> None:
+        self.peer, self.lanes, self.near = peer, lanes, near
         self.up = bool(lanes)
 
 
@@ -41,8 +41,6 @@ class Bench:
 
     def __init__(self) -> None:
         self.time_ns = 0
-        self.room: int | None = None
-        """What the windows of links let them hand over."""
         self.paths: dict[int, list[PathMeasure | None]] = {}
         self.lanes: dict[tuple[int, int], Lane] = defaultdict(Lane)
         clock = SimpleNamespace(now_ns=lambda: self.time_ns)
@@ -55,7 +53,7 @@ class Bench:
         lanes = [self.lanes[peer, number] for number in range(len(self.paths[peer]))]
         for lane, path in zip(lanes, self.paths[peer], strict=True):
             lane.path = path
-        return cast("Link", Stub(PeerId(peer), lanes, near, self.room))
+        return cast("Link", Stub(PeerId(peer), lanes, near))
 
     def look_at(self, *paths: PathMeasure | None) -> LinkMeasure | None:
         self.paths[1] = list(paths)
@@ -173,16 +171,6 @@ def test_lanes_that_take_turns_are_not_faster_together() -> None:
     assert bench.speed_of(*[busy(10**6, 1000)] * 4) == 4 * 10**6
     # Then the same in two seconds: 4 MB and 3/4 of 4 MB, in 2 s and 3/4 of 1 s.
     assert bench.speed_of(*[busy(2 * 10**6, 3000)] * 4) == 7_000_000 * 100 // 275
-
-
-def test_lanes_of_a_link_with_a_window_take_turns() -> None:
-    bench = Bench()
-    bench.room = 1000
-    assert bench.speed_of(*[busy(10**6, 300)] * 4) == 4 * 10**6 * 10 // 12
-    # Together they were not busy for longer than the time that has passed.
-    bench = Bench()
-    bench.room = 1000
-    assert bench.speed_of(*[busy(10**6, 1000)] * 4) == 4 * 10**6 * S // PERIOD_NS
 
 
 def test_a_short_transfer_shows_a_lower_bound() -> None:
