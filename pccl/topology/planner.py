@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, permutations
 
 from pccl.protocol.link_messages import LinkMeasure
 from pccl.protocol.types import (
@@ -87,18 +87,18 @@ def _useful_shares(ring: Sequence[PeerId], links: AssumedLinks) -> tuple[int, ..
     """
     if not SHARES_MEMBERS_MIN <= len(ring) <= MESH_MEMBERS_MAX:
         return ()
-    speeds = {pair: each.bytes_per_s for pair, each in links.measured.items() if each.bytes_per_s}
+    found = ((ends, links.measured.get(ends)) for ends in permutations(ring, 2))
+    speeds = {ends: each for ends, each in found if each is not None and each.bytes_per_s}
     pairs = list(combinations(ring, 2))
-    known = [pair for pair in pairs if pair in speeds or pair[::-1] in speeds]
+    known = {pair for pair in pairs if pair in speeds or pair[::-1] in speeds}
     old = {peer for pair in known for peer in pair}
     if 2 * len(old) <= len(ring) or len(known) < len(old) * (len(old) - 1) / 2:
         return ()
-    both = (ends for one, other in known for ends in ((one, other), (other, one)))
-    slowest = min(speeds[ends] for ends in both if ends in speeds)
-    assumed = {pair: LinkMeasure(0, slowest) for pair in pairs if pair not in known}
+    slowest = LinkMeasure(0, min(each.bytes_per_s for each in speeds.values()))
+    assumed = {pair: slowest for pair in pairs if pair not in known}
     from pccl.topology.shares import best_shares  # numpy, which no other part of a master needs
 
-    pair_speeds, ports = speeds_of(ring, replace(links, measured={**links.measured, **assumed}))
+    pair_speeds, ports = speeds_of(ring, replace(links, measured={**speeds, **assumed}))
     shares = best_shares(pair_speeds, ports)
     equal = mesh_s_per_byte([1] * len(ring), pair_speeds, ports)
     is_better = mesh_s_per_byte(shares, pair_speeds, ports) < GAIN_MIN * equal

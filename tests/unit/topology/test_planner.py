@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import NoReturn
 
 import pytest
 
@@ -163,6 +164,17 @@ def test_shares_need_a_mesh_and_measures() -> None:
     assert table(4, unknown).shares == table(4, HOME).shares
     large = MESH_MEMBERS_MAX + 1
     assert table(large, with_speeds(uniform(large, *WAN), {(1, 2): 1000})).shares == ()
+
+
+class Unread(dict[tuple[PeerId, PeerId], LinkMeasure]):
+    """The links of a whole run, which a group must not go through for its own plan."""
+
+    def items(self) -> NoReturn:
+        raise AssertionError("a plan of one group must not take the time of all groups")
+
+
+def test_a_plan_reads_the_links_of_its_group_only() -> None:
+    assert table(4, Unread(HOME)).shares == table(4, HOME).shares
 
 
 def test_a_newcomer_counts_as_slow_until_it_is_measured() -> None:
