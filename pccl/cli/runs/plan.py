@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,7 @@ def _matrix(known: PlannedGroup) -> Table:
     return table
 
 
-def _times(predictions: list[Prediction] | Any) -> Table:
+def _times(predictions: Sequence[Prediction]) -> Table:
     """Return the times of all algorithms; the chosen one is marked."""
     table = Table("tensor", "ring", "star", "mesh", "mesh, equal", "measured", box=SIMPLE_HEAD)
     for one in predictions:
