@@ -106,7 +106,7 @@ class LinkMeter:
         measured = [one for link, lanes in paths.items() for one in self._measured(link, lanes)]
         if uplink := self._measured_uplink(busy, far.values()):
             measured.append(MeasuredLink(own, LinkMeasure(0, uplink)))
-        self._before = {lane: path for lanes in paths.values() for lane, path in lanes.items()}
+        self._before = {lane: path for lanes in far.values() for lane, path in lanes.items()}
         return tuple(measured)
 
     def forget(self, peer: PeerId) -> None:
@@ -135,13 +135,14 @@ class LinkMeter:
 
         Links that were busy in the same period count as busy at the same time, as in a mesh. In
         most periods only some are. So the known speed falls slowly, in periods with traffic: to a
-        half in six minutes.
+        half in six minutes. An upload limit counts instead until the line turns out to be slower.
         """
         if busy:
             seen = sum(self._speed(link.peer, ()) for link in busy)
             self._uplink = max(seen, self._uplink - self._uplink // 256)
         limits = (path.limit_bytes_per_s for lanes in far for path in lanes.values())
-        return max(limits, default=0) or self._uplink
+        limit = max(limits, default=0)
+        return min(limit, self._uplink) if limit and self._uplink else limit or self._uplink
 
     def _speed(self, peer: PeerId, paths: Collection[PathMeasure]) -> int:
         """Return the speed of a link in bytes per second; 0: unknown.

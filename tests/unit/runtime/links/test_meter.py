@@ -150,9 +150,14 @@ def test_the_uplink_is_what_the_busy_links_carry_at_once() -> None:
     assert bench.uplink(busy(3 * 10**6, 1500), busy(3_000_100, 2000)) == falls_to
 
 
-def test_a_limit_is_the_speed_of_the_uplink() -> None:
-    limited = [replace(busy(0, 0), limit_bytes_per_s=700)] * 2
-    assert Bench().uplink(*limited) == 700
+def test_a_limit_is_the_speed_of_the_uplink_until_the_line_is_slower() -> None:
+    bench = Bench()
+    limited = [replace(busy(0, 0), limit_bytes_per_s=10**7)] * 2
+    assert bench.uplink(*limited) == 10**7
+    slow = [replace(busy(10**6, 500), limit_bytes_per_s=10**7)] * 2
+    assert bench.uplink(*slow) == 4 * 10**6
+    fast = [replace(busy(10**6 + 10**8, 600), limit_bytes_per_s=10**7)] * 2
+    assert bench.uplink(*fast) == 10**7
 
 
 # -- speeds from busy time -----------------------------------------------------------------------
