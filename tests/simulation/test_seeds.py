@@ -166,7 +166,6 @@ CAUGHT_IN_MIX = {
     "late_values_unverified": ("quorum", 2),
     "late_weights_forgotten": ("quorum", 37),
     "left_out_not_told": ("quorum", 27),
-    "left_relays_kept": ("quorum", 820234),
     "newcomers_elect_alone": ("quorum", 27),
     "newest_missed_first": ("quorum", 41),
     "old_version_never_left": ("publishing", 0),
