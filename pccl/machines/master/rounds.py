@@ -286,7 +286,7 @@ class JointRounds:
         return msg.Admitted(roster, counts, self._ratification.ratified, expected)
 
     def _renew_outdated(self) -> None:
-        """Open a new view of each group whose newest view has a stale algorithm table.
+        """Open a new view of each group for which another plan is much faster.
 
         A group with undecided operations keeps its view: callers may have left the round's call.
         """
