@@ -67,5 +67,6 @@ def patient(seconds: float) -> float:
     return seconds * PATIENCE
 
 
-LIMIT_S = patient(120.0)
-LONG_LIMIT_S = patient(900.0)
+# Below ``faulthandler_timeout`` in pyproject.toml, which ends the whole process.
+LIMIT_S = min(patient(120.0), 400.0)
+LONG_LIMIT_S = 800.0
