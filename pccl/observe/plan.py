@@ -14,8 +14,9 @@ from typing import Any, cast
 from pccl.observe.summary import US_PER_S
 from pccl.protocol.limits import BYTES_PER_S_MAX, RTT_NS_MAX
 from pccl.protocol.link_messages import LinkMeasure
+from pccl.protocol.mesh_plan import EQUAL_MESH, SHARE_UNITS
 from pccl.protocol.status_report import EndedStatus, StatusReport
-from pccl.protocol.types import SHARE_UNITS, Algorithm, AlgorithmTable, PeerId
+from pccl.protocol.types import Algorithm, AlgorithmTable, PeerId
 from pccl.telemetry.names import name_flaw
 from pccl.topology.cost_model import AssumedLinks, usable_costs
 from pccl.topology.planner import plan_view
@@ -92,7 +93,7 @@ def of_status(status: StatusReport, group: int) -> PlannedGroup | None:
             },
             {member.peer: member.uplink_bytes_per_s for member in members},
         ),
-        found.plan if are_all else replace(found.plan, shares=()),
+        found.plan if are_all else replace(found.plan, mesh=EQUAL_MESH),
         frozenset(Pair((one.peer, one.other)) for one in status.links if one.path is None),
         tuple(one for one in status.ended if one.group == group),
         are_all and len(status.links) == status.link_count,
@@ -165,15 +166,23 @@ def renewed(known: PlannedGroup) -> AlgorithmTable:
 
 def shares(known: PlannedGroup, plan: AlgorithmTable) -> dict[PeerId, float]:
     """Return the part of a tensor that each member owns in a mesh."""
-    owned = plan.shares or (SHARE_UNITS / len(known.ring),) * len(known.ring)
+    owned = plan.mesh.shares or (SHARE_UNITS / len(known.ring),) * len(known.ring)
     return {peer: share / SHARE_UNITS for peer, share in zip(known.ring, owned, strict=True)}
+
+
+def sites(known: PlannedGroup, plan: AlgorithmTable) -> list[list[PeerId]]:
+    """Return the members of each site of several members, which first add up among themselves."""
+    found: dict[int, list[PeerId]] = {}
+    for peer, site in zip(known.ring, plan.mesh.sites, strict=False):
+        found.setdefault(site, []).append(peer)
+    return [members for members in found.values() if len(members) > 1]
 
 
 def predictions(
     known: PlannedGroup, plan: AlgorithmTable, sizes: Iterable[int]
 ) -> Sequence[Prediction]:
     """Return the times of all-reduces under a plan, the predicted ones beside the measured."""
-    costs = usable_costs(known.ring, known.links, known.broken, plan.shares)
+    costs = usable_costs(known.ring, known.links, known.broken, plan.mesh)
     mesh = usable_costs(known.ring, known.links, known.broken).get(Algorithm.MESH)
     found: list[Prediction] = []
     for size in sizes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 
 from pccl.protocol.types import NS_PER_S
 
-PROTOCOL_VERSION = 23
+PROTOCOL_VERSION = 24
 """Both sides refuse a connection of another version."""
 
 INCUMBENT_BYTES = 8

@@ -19,6 +19,7 @@ from pccl.protocol.guards.bounds import AtMost as AtMost
 from pccl.protocol.guards.bounds import Below as Below
 from pccl.protocol.guards.bounds import UpTo as UpTo
 from pccl.protocol.guards.contributions import ContributionGuard
+from pccl.protocol.mesh_plan import EQUAL_MESH, MeshPlan
 from pccl.protocol.tags import SYNC_TAG as SYNC_TAG
 from pccl.protocol.tags import tag_text
 
@@ -113,13 +114,6 @@ The root stores contributions that arrive before their turn. Peers refuse a tabl
 
 ALGORITHM_STEPS_MAX = 4
 """Most steps in the algorithm table of a view. Three algorithms with one range each need two."""
-
-MESH_MEMBERS_MAX = 64
-"""Larger groups get no mesh: its many streams lose packets, and the master's work grows with the
-square of the group's size."""
-
-SHARE_UNITS = 1 << 16
-"""The sum of the shares of a mesh."""
 
 
 class RoundKind(enum.IntEnum):
@@ -227,10 +221,8 @@ class AlgorithmTable:
     """The algorithm for all larger tensors."""
     quantized: Algorithm = Algorithm.RING
     """The algorithm for quantized tensors in place of the ring: a mesh rounds less often."""
-    shares: Annotated[
-        tuple[Annotated[int, Below(SHARE_UNITS + 1)], ...], AtMost(MESH_MEMBERS_MAX)
-    ] = ()
-    """By rank: how much of a tensor the member owns in a mesh; empty: all own the same."""
+    mesh: MeshPlan = EQUAL_MESH
+    """Who owns which part of a tensor in a mesh, and which members are near each other."""
 
     def algorithm_for(self, tensor_bytes: int) -> Algorithm:
         """Return the algorithm for a tensor of this size."""
@@ -251,8 +243,7 @@ class AlgorithmTable:
             and self.beyond is not Algorithm.STAR
             and self.quantized in (Algorithm.RING, Algorithm.MESH)
             and max(stars, default=0) <= STAR_BYTES_MAX
-            and len(self.shares) in (0, members)
-            and (not self.shares or sum(self.shares) == SHARE_UNITS)
+            and self.mesh.is_sound_for(members)
         )
 
 
@@ -364,8 +355,8 @@ class Descriptor:
         return Algorithm.RING if self.algorithm is Algorithm.AUTO else self.algorithm
 
     @property
-    def has_shares(self) -> bool:
-        """Whether members may own parts of the tensor of different sizes."""
+    def follows_mesh_plan(self) -> bool:
+        """Whether the plan of the view says who owns which part of the tensor."""
         is_mesh = self.carrier is Algorithm.MESH and self.collective is Collective.ALL_REDUCE
         return is_mesh and not self.quantization.is_gathered
 

@@ -708,7 +708,7 @@ class PeerEngine:
             own=self.machine.own.peer,
             residual=call.residual,
             blocks=post.blocks,
-            shares=post.shares,
+            mesh=post.mesh,
         )
         self.keeper.use(partners)
 

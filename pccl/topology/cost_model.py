@@ -11,7 +11,7 @@ Communication Operations in MPICH", 2005. For N members with n bytes each:
   way, and the root processes its messages one after the other.
 * **Mesh.** Each member sends n/N to each other member, twice. Each port carries as much as in a
   ring, in N-1 streams that slow each other down a little. Members may own other shares than n/N
-  (``shares``).
+  (``shares``), and the members of a site may first add up among themselves (``direct``).
 
 Every time is fixed + per_byte * n, so the fastest algorithm changes at few sizes.
 
@@ -22,12 +22,14 @@ they differ little, either is good.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, permutations
 from math import inf
 
-from pccl.protocol.types import MESH_MEMBERS_MAX, NS_PER_S, Algorithm, PeerId
+from pccl.protocol.mesh_plan import EQUAL_MESH, MESH_MEMBERS_MAX, MeshPlan
+from pccl.protocol.types import NS_PER_S, Algorithm, PeerId
 from pccl.topology.link_measures import LinkMatrix
 from pccl.topology.ring_order import Pair
 
@@ -101,10 +103,19 @@ class AssumedLinks:
         assumed = fastest / (1 + STREAM_COST * (streams - 1))
         return max(assumed, self.uplinks.get(peer, 0))
 
+    def are_near(self, one: PeerId, other: PeerId) -> bool:
+        """Whether the measured round trip is so short that both are inside one building."""
+        known = self._measured_rtt_s(one, other)
+        return known is not None and known < NEAR_RTT_S
+
     def _rtt_s(self, one: PeerId, other: PeerId) -> float:
+        known = self._measured_rtt_s(one, other)
+        return UNKNOWN_RTT_S if known is None else known
+
+    def _measured_rtt_s(self, one: PeerId, other: PeerId) -> float | None:
         ends = (self.measured.get((one, other)), self.measured.get((other, one)))
         known = [end.rtt_ns for end in ends if end is not None and end.rtt_ns]
-        return min(known) / NS_PER_S if known else UNKNOWN_RTT_S
+        return min(known) / NS_PER_S if known else None
 
 
 def ring_cost(ring: Sequence[PeerId], links: AssumedLinks) -> Cost:
@@ -144,21 +155,29 @@ def star_cost(ring: Sequence[PeerId], links: AssumedLinks) -> Cost:
     return Cost(inward + outward + messages * MESSAGE_S, per_byte_s)
 
 
-def mesh_cost(ring: Sequence[PeerId], links: AssumedLinks, shares: Sequence[int] = ()) -> Cost:
+def mesh_cost(ring: Sequence[PeerId], links: AssumedLinks, plan: MeshPlan = EQUAL_MESH) -> Cost:
     """The cost of a mesh: each member sends each owner its part, and its own part to each member.
+
+    With sites, one member of each site does so for its site.
 
     Args:
         ring: the members, at least 2.
         links: measured and assumed links.
-        shares: by rank, how much of a tensor the member owns; empty: all own the same.
+        plan: shares and sites of the members.
     """
-    size = len(ring)
-    others = {peer: [other for other in ring if other != peer] for peer in ring}
-    latency = max(links.latency_s(peer, other) for peer in ring for other in others[peer])
-    slowest = mesh_s_per_byte(shares or [1] * size, *speeds_of(ring, links))
-    messages = 2 * (size - 1)
+    size, sites = len(ring), plan.sites or range(len(ring))
+    across = inside = 0.0
+    for one, other in permutations(range(size), 2):
+        latency = links.latency_s(ring[one], ring[other])
+        if sites[one] == sites[other]:
+            inside = max(inside, latency)
+        else:
+            across = max(across, latency)
+    slowest = mesh_s_per_byte(plan.shares or [1] * size, *speeds_of(ring, links), plan.sites)
+    members = Counter(sites).values()
+    messages = 2 * (len(members) + max(members) - 2)
     per_byte_s = slowest + 2 * messages * MESSAGE_S / SEGMENT_BYTES / size
-    return Cost(2 * (latency + messages * MESSAGE_S), per_byte_s)
+    return Cost(2 * (across + inside + messages * MESSAGE_S), per_byte_s)
 
 
 def speeds_of(ring: Sequence[PeerId], links: AssumedLinks) -> tuple[list[list[float]], list[float]]:
@@ -178,32 +197,50 @@ def speeds_of(ring: Sequence[PeerId], links: AssumedLinks) -> tuple[list[list[fl
 
 
 def mesh_s_per_byte(
-    shares: Sequence[float], speeds: Sequence[Sequence[float]], ports: Sequence[float]
+    shares: Sequence[float],
+    speeds: Sequence[Sequence[float]],
+    ports: Sequence[float],
+    sites: Sequence[int] = (),
 ) -> float:
     """Return the seconds that a mesh takes for each byte of a large tensor.
 
     Contributions and results travel at the same time. So the link from rank i to rank j carries j's
     part of i's contribution and i's part of the result. A port carries that of all its links.
 
+    At a site of k ranks, each of them also collects a k-th of what others own. Inside the site this
+    counts like an own part. The link to a rank elsewhere carries a k-th of that rank's part.
+
     Args:
         shares: by rank, how much of the tensor the member owns, in any unit.
         speeds: by the ranks of the ends, in bytes per second.
         ports: by rank, in bytes per second.
+        sites: by rank, the site of the member; empty: each member is its own site.
     """
     whole, size = sum(shares), len(shares)
-    links = (
-        (shares[one] + shares[other]) / min(speeds[one][other], speeds[other][one])
-        for one, other in combinations(range(size), 2)
-    )
-    loads = ((whole + (size - 2) * share) / port for share, port in zip(shares, ports, strict=True))
-    return max(*links, *loads) / whole
+    sites = sites or range(size)
+    members, owned = Counter(sites), defaultdict[int, float](float)
+    for site, share in zip(sites, shares, strict=True):
+        owned[site] += share
+    slowest = 0.0
+    for one, other in combinations(range(size), 2):
+        if sites[one] == sites[other]:
+            collected = (whole - owned[sites[one]]) / members[sites[one]]
+            load = shares[one] + shares[other] + 2 * collected
+        else:
+            load = shares[one] / members[sites[other]] + shares[other] / members[sites[one]]
+        slowest = max(slowest, load / min(speeds[one][other], speeds[other][one]))
+    for share, site, port in zip(shares, sites, ports, strict=True):
+        near, elsewhere = members[site], whole - owned[site]
+        inside = owned[site] - share + (2 * near - 1) * elsewhere / near
+        slowest = max(slowest, (inside + (near + len(members) - 2) * share) / port)
+    return slowest / whole
 
 
 def usable_costs(
     ring: Sequence[PeerId],
     links: AssumedLinks,
     broken: Collection[Pair],
-    shares: Sequence[int] = (),
+    plan: MeshPlan = EQUAL_MESH,
 ) -> dict[Algorithm, Cost]:
     """Return the costs of the algorithms whose links all exist.
 
@@ -212,7 +249,7 @@ def usable_costs(
         links: measured and assumed links.
         broken: pairs without a link. (The caller has already reordered a ring with such
             neighbours.)
-        shares: by rank, how much of a tensor the member owns in a mesh; empty: all own the same.
+        plan: shares and sites of the members in a mesh.
     """
     if len(ring) < 2:
         return {}
@@ -220,5 +257,5 @@ def usable_costs(
     if all(Pair((ring[0], leaf)) not in broken for leaf in ring[1:]):
         costs[Algorithm.STAR] = star_cost(ring, links)
     if len(ring) <= MESH_MEMBERS_MAX and not any(pair <= set(ring) for pair in broken):
-        costs[Algorithm.MESH] = mesh_cost(ring, links, shares)
+        costs[Algorithm.MESH] = mesh_cost(ring, links, plan)
     return costs

@@ -12,16 +12,23 @@ from dataclasses import replace
 from itertools import combinations, pairwise, permutations
 
 from pccl.protocol.link_messages import LinkMeasure
+from pccl.protocol.mesh_plan import EQUAL_MESH, MESH_MEMBERS_MAX, MeshPlan
 from pccl.protocol.types import (
     ALGORITHM_STEPS_MAX,
-    MESH_MEMBERS_MAX,
     STAR_BYTES_MAX,
     Algorithm,
     AlgorithmStep,
     AlgorithmTable,
     PeerId,
 )
-from pccl.topology.cost_model import AssumedLinks, Cost, mesh_s_per_byte, speeds_of, usable_costs
+from pccl.topology.cost_model import (
+    AssumedLinks,
+    Cost,
+    mesh_cost,
+    mesh_s_per_byte,
+    speeds_of,
+    usable_costs,
+)
 from pccl.topology.ring_order import Pair
 
 GAIN_MIN = 0.9
@@ -33,8 +40,8 @@ NOISE_GAIN_MIN = 0.8
 """The same for a present plan with shares: as long as no speed changes by more than a tenth, the
 plan takes at most 1.1 / 0.9 = 1.22 times as long as the best one."""
 
-SHARES_MEMBERS_MIN = 3
-"""With two members, any shares load the one link alike."""
+PLANNED_MEMBERS_MIN = 3
+"""With two members, any shares load the one link alike, and there is at most one site."""
 
 SIZES = tuple(1 << power for power in range(10, 33))
 """The sizes of tensors that the search tries, in bytes: 1 KiB to 4 GiB."""
@@ -46,7 +53,7 @@ def plan_view(
     broken: Collection[Pair],
     present: AlgorithmTable | None = None,
 ) -> AlgorithmTable:
-    """Return the fastest algorithm for each size of tensor, and the shares of a mesh.
+    """Return the fastest algorithm for each size of tensor, and the shares and sites of a mesh.
 
     Args:
         ring: the members in order; the first one is the root of a star.
@@ -55,10 +62,10 @@ def plan_view(
             already reordered a ring with such neighbours.)
         present: the plan of the same ring in use. It is returned if no other plan is much better.
     """
-    shares = _useful_shares(ring, links)
-    costs = usable_costs(ring, links, broken, shares)
+    mesh = _best_mesh(ring, links)
+    costs = usable_costs(ring, links, broken, mesh)
     if present is not None:
-        kept = usable_costs(ring, links, broken, present.shares)
+        kept = usable_costs(ring, links, broken, present.mesh)
         if kept and all(_is_good(present, kept, costs, size) for size in SIZES):
             return present
     if list(costs) in ([], [Algorithm.RING]):
@@ -75,22 +82,59 @@ def plan_view(
         tuple(steps[:ALGORITHM_STEPS_MAX]),
         quickest[-1][1],
         Algorithm.MESH if has_mesh else Algorithm.RING,
-        shares if has_mesh else (),
+        mesh if has_mesh else EQUAL_MESH,
     )
 
 
-def _useful_shares(ring: Sequence[PeerId], links: AssumedLinks) -> tuple[int, ...]:
+def _best_mesh(ring: Sequence[PeerId], links: AssumedLinks) -> MeshPlan:
+    """Return the shares and sites of the fastest mesh. Sites that change little are used.
+
+    They need fewer bytes between the sites, which share a line that no measure shows.
+    """
+    if not PLANNED_MEMBERS_MIN <= len(ring) <= MESH_MEMBERS_MAX:
+        return EQUAL_MESH
+    flat = MeshPlan(_useful_shares(ring, links))
+    sites = near_sites(ring, links)
+    if not sites:
+        return flat
+    nested = MeshPlan(_useful_shares(ring, links, sites), sites)
+    times = [mesh_cost(ring, links, plan).per_byte_s for plan in (nested, flat)]
+    return nested if GAIN_MIN * times[0] <= times[1] else flat
+
+
+def near_sites(ring: Sequence[PeerId], links: AssumedLinks) -> tuple[int, ...]:
+    """Return the site of each member: members of one site are all near each other.
+
+    Empty if all members are near each other, or none is.
+    """
+    sites: list[list[PeerId]] = []
+    found: list[int] = []
+    for peer in ring:
+        near = (all(links.are_near(peer, other) for other in site) for site in sites)
+        number = next((number for number, fits in enumerate(near) if fits), len(sites))
+        if number == len(sites):
+            sites.append([])
+        sites[number].append(peer)
+        found.append(number)
+    return tuple(found) if 1 < len(sites) < len(ring) else ()
+
+
+def _useful_shares(
+    ring: Sequence[PeerId], links: AssumedLinks, sites: tuple[int, ...] = ()
+) -> tuple[int, ...]:
     """Return the shares with which a mesh is much faster than with equal ones; empty: none.
 
     Every pair must have been measured, or shares would follow assumptions. Only a newcomer has no
     speeds yet: its links count as slow as the slowest known one, until a mesh has measured them.
+    A pair on one machine never has one, and is fast.
     """
-    if not SHARES_MEMBERS_MIN <= len(ring) <= MESH_MEMBERS_MAX:
-        return ()
     found = ((ends, links.measured.get(ends)) for ends in permutations(ring, 2))
     speeds = {ends: each for ends, each in found if each is not None and each.bytes_per_s}
     pairs = list(combinations(ring, 2))
     known = {pair for pair in pairs if pair in speeds or pair[::-1] in speeds}
+    if not known:
+        return ()
+    known |= {pair for pair in pairs if links.are_near(*pair)}
     old = {peer for pair in known for peer in pair}
     if 2 * len(old) <= len(ring) or len(known) < len(old) * (len(old) - 1) / 2:
         return ()
@@ -98,10 +142,10 @@ def _useful_shares(ring: Sequence[PeerId], links: AssumedLinks) -> tuple[int, ..
     assumed = {pair: slowest for pair in pairs if pair not in known}
     from pccl.topology.shares import best_shares  # numpy, which no other part of a master needs
 
-    pair_speeds, ports = speeds_of(ring, replace(links, measured={**speeds, **assumed}))
-    shares = best_shares(pair_speeds, ports)
-    equal = mesh_s_per_byte([1] * len(ring), pair_speeds, ports)
-    is_better = mesh_s_per_byte(shares, pair_speeds, ports) < GAIN_MIN * equal
+    pair_speeds, ports = speeds_of(ring, replace(links, measured={**links.measured, **assumed}))
+    shares = best_shares(pair_speeds, ports, sites)
+    equal = mesh_s_per_byte([1] * len(ring), pair_speeds, ports, sites)
+    is_better = mesh_s_per_byte(shares, pair_speeds, ports, sites) < GAIN_MIN * equal
     return shares if is_better else ()
 
 
@@ -116,7 +160,7 @@ def _is_good(
         (present.algorithm_for(size), _quickest(costs, size)),
         (present.quantized, _for_quantized(costs)),
     }
-    gain_min = NOISE_GAIN_MIN if present.shares else GAIN_MIN
+    gain_min = NOISE_GAIN_MIN if present.mesh.shares else GAIN_MIN
     return all(
         now in kept and kept[now].time_s(size) * gain_min <= costs[best].time_s(size)
         for now, best in chosen

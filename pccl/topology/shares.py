@@ -7,7 +7,8 @@ the result. If member i owns the share s[i] of a tensor of one byte, the mesh ta
     1 + (N - 2) * s[i] <= T * p[i]          for each member; p is what its port carries
     s[0] + ... + s[N-1] = 1,  s[i] >= 0
 
-because contributions and results travel at the same time. With u = s / T this is a linear program
+because contributions and results travel at the same time. With sites (``mesh_s_per_byte``) other
+sums of shares stand on the left. With u = s / T this is a linear program
 whose start, u = 0, is feasible: the sum of all u, which is 1/T, becomes as large as possible.
 
 Many shares are equally fast if one port is the limit, and the program finds extreme ones. So the
@@ -22,12 +23,11 @@ limited: after each one, what is found is feasible.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
 
-from pccl.protocol.types import SHARE_UNITS
+from pccl.protocol.mesh_plan import SHARE_UNITS
 from pccl.topology.cost_model import mesh_s_per_byte
 
 _PIVOTS_MAX = 4
@@ -44,45 +44,58 @@ _TOLERANCE = 1e-9
 Matrix = npt.NDArray[np.float64]
 
 
-def best_shares(speeds: Sequence[Sequence[float]], ports: Sequence[float]) -> tuple[int, ...]:
+def best_shares(
+    speeds: Sequence[Sequence[float]], ports: Sequence[float], sites: Sequence[int] = ()
+) -> tuple[int, ...]:
     """Return the shares with which a mesh is fastest, in units of 1 / ``SHARE_UNITS``.
 
     Args:
         speeds: by the ranks of the ends, in bytes per second; positive. The diagonal does not
             count.
         ports: by rank: what it can send, and receive, over all its links together; at least 3.
+        sites: by rank, the site of the member; empty: each member is its own site.
 
     Returns:
         By rank; their sum is ``SHARE_UNITS``. A rank may own nothing.
     """
-    size, pair_speeds = len(ports), np.array(speeds)
-    slower = np.minimum(pair_speeds, pair_speeds.T)
-    pairs = list(combinations(range(size), 2))
-    conditions = np.zeros((len(pairs) + size, size))
-    limits = np.empty(len(pairs) + size)
-    for row, (one, other) in enumerate(pairs):
-        conditions[row, one] = conditions[row, other] = 1
-        limits[row] = slower[one, other]
-    conditions[len(pairs) :] = 1 + (size - 2) * np.eye(size)
-    links = np.where(np.eye(size, dtype=bool), 0, slower).sum(1)
-    limits[len(pairs) :] = np.minimum(ports, links)  # it carries no more than its links
+    size, pair_speeds = len(ports), np.array(speeds, dtype=np.float64)
+    slower = np.where(np.eye(size, dtype=bool), 0, np.minimum(pair_speeds, pair_speeds.T))
+    links, own = np.triu_indices(size, 1), np.eye(size)
+    conditions = _loads(np.array(sites or range(size)))
+    limits = np.concatenate([slower[links], np.minimum(ports, slower.sum(1))])
     fastest = _largest_sum(conditions, limits)
     found = fastest / fastest.sum()
     # Whether the whole tensor can be owned in this time, with ever lower bounds of a share.
-    time_s = mesh_s_per_byte(found.tolist(), speeds, ports) * (1 + _SLACK)
-    limits[: len(pairs)] *= time_s
-    conditions[len(pairs) :] = np.eye(size)
-    of_ports = (np.array(ports) * time_s - 1) / (size - 2)
+    limits *= mesh_s_per_byte(found.tolist(), speeds, ports, sites) * (1 + _SLACK)
+    conditions = np.concatenate([conditions, own])
     low, high = 1 / size, float(found.max())
     for _ in range(_BALANCING_STEPS if size <= _LARGE_GROUP else _LARGE_GROUPS_STEPS):
         bound = (low + high) / 2
-        limits[len(pairs) :] = np.clip(of_ports, 0, bound)
-        owned = _largest_sum(conditions, limits)
+        owned = _largest_sum(conditions, np.concatenate([limits, np.full(size, bound)]))
         if owned.sum() >= 1:
             found, high = owned / owned.sum(), bound
         else:
             low = bound
     return in_units(found)
+
+
+def _loads(sites: npt.NDArray[np.int64]) -> Matrix:
+    """Return what each pair of ranks, and then each port, carries, by the shares of the ranks.
+
+    The same as in ``mesh_s_per_byte``; the whole is the sum of all shares.
+    """
+    size = len(sites)
+    own, near = np.eye(size), np.equal.outer(sites, sites)
+    members = near.sum(1)
+    elsewhere = np.where(near, 0, 1 / members[:, None])
+    """By rank: what it collects for its site."""
+    one, other = np.triu_indices(size, 1)
+    across = own[one] / members[other, None] + own[other] / members[one, None]
+    inside = own[one] + own[other] + 2 * elsewhere[one]
+    pairs = np.where(near[one, other, None], inside, across)
+    of_site = (members + len(np.unique(sites)) - 2) * own
+    ports = near - own + (2 * members[:, None] - 1) * elsewhere + of_site
+    return np.concatenate([pairs, ports])
 
 
 def in_units(parts: Sequence[float] | Matrix) -> tuple[int, ...]:

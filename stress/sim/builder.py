@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from random import Random
 
 from pccl.machines.peer.events import PeerEffect, PeerEvent
@@ -116,15 +117,16 @@ class Builder:
         return TrainingWorkload(self._parts, process)
 
     def spread_links(self, names: Sequence[str]) -> None:
-        """Draw latency and rate of the link of each pair, if the scenario has uneven links."""
-        if not self._scenario.uneven_links:
-            return
-        rates = (self._scenario.bytes_per_s, self._scenario.bytes_per_s, 2_000_000, 200_000)
-        for i, a in enumerate(names):
-            for b in names[i + 1 :]:
-                self._network.set_link(
-                    a,
-                    b,
-                    latency_ns=self._rng.randint(1, 2 * self._scenario.latency_ns),
-                    bytes_per_s=self._rng.choice(rates),
-                )
+        """Draw latency and rate of each pair's link, if the scenario has sites or uneven links."""
+        scenario = self._scenario
+        rates = (scenario.bytes_per_s, scenario.bytes_per_s, 2_000_000, 200_000)
+        for (i, a), (j, b) in combinations(enumerate(names), 2):
+            latency_ns, rate = scenario.latency_ns, scenario.bytes_per_s
+            if scenario.uneven_links:
+                latency_ns = self._rng.randint(1, 2 * scenario.latency_ns)
+                rate = self._rng.choice(rates)
+            if scenario.site_size > 1 and i // scenario.site_size == j // scenario.site_size:
+                latency_ns = scenario.latency_ns // 100
+            elif not scenario.uneven_links:
+                continue
+            self._network.set_link(a, b, latency_ns=latency_ns, bytes_per_s=rate)

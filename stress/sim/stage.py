@@ -383,6 +383,7 @@ class Stage:
                 way = "announced" if effect.eager is Eager.ANNOUNCEMENTS else "sent"
                 self.checkers.done[f"{way} ahead of the start"] += 1
             elif isinstance(effect, Post):
+                self.checkers.done["in two levels"] += bool(effect.mesh.sites)
                 content = process.engine.inputs[effect.call]
                 posted = InRun(process.run, effect.operation)
                 call, guards = process.asked(effect), self.checkers.guards

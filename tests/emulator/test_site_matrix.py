@@ -102,3 +102,16 @@ def test_the_matrices_of_the_package() -> None:
     assert all(link.flow_bps and not link.rate_bps for link in gcp.links.values())
     assert all(port.up_bps and port.down_bps for port in homes.ports)
     assert all(0.015 <= link.rtt_s <= 0.12 for link in homes.links.values())
+
+
+def test_the_machines_of_a_place() -> None:
+    homes = SiteMatrix.load("home8")
+    chosen = homes.chosen(10, 3, 2)
+    assert chosen.sites == ("rented-1", "rented-2", "berlin-1", "berlin-2", "lyon-1", "lyon-2")
+    assert chosen.places == (0, 0, 1, 1, 2, 2)
+    assert str(chosen.links[0, 1]) == "rtt=400us"
+    assert chosen.links[1, 2] == chosen.links[0, 3] == homes.links[0, 1]
+    assert chosen.ports[2] == chosen.ports[3] == SitePort(5_000_000, 50_000_000)
+    assert homes.chosen(1, None, 1) == homes
+    with pytest.raises(ValueError, match="8 x 32 sites; the most are 250"):
+        homes.chosen(1, None, 32)

@@ -52,6 +52,19 @@ def test_each_connection_has_its_own_limit() -> None:
     assert arrivals(net) == [(2000, 1, "f1"), (2000, 1, "g1"), (3000, 1, "f2")]
 
 
+def test_machines_at_one_place_share_its_port() -> None:
+    """What they send each other does not pass it."""
+    links = {(0, 1): LinkSpec.parse("rate=80mbit"), (1, 0): LinkSpec.parse("rate=80mbit")}
+    ports = (SitePort.parse("up=8mbit"), SitePort())
+    matrix = SiteMatrix("test", ("home", "far"), links, ports).with_machines(2)
+    assert matrix.sites == ("home-1", "home-2", "far-1", "far-2")
+    net = PacketNetwork[str](matrix, Random(0))
+    net.offer(0, 0, 2, "f", 1000, "from 1")
+    net.offer(0, 1, 3, "g", 1000, "from 2")
+    net.offer(0, 0, 1, "h", 1000, "inside")
+    assert arrivals(net) == [(200, 1, "inside"), (1100, 2, "from 1"), (2100, 3, "from 2")]
+
+
 def test_a_port_is_one_queue_for_all_that_a_site_sends() -> None:
     """Control to the outside waits behind data, as in the router of a home."""
     net = network("rate=80mbit,rtt=10ms", a="up=8mbit")

@@ -7,6 +7,7 @@ definition.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -212,6 +213,7 @@ def test_what_a_direct_reduce_moves(
     """
     inputs = [random_values(DataType.INT32, count, rng) for _ in range(world_size)]
     ring = Ring(world_size, 8, rng)
+    ring.mesh = replace(ring.mesh, sites=())
     ring.reduce(all_reduce(DataType.INT32, ReduceOp.SUM, count, algorithm), inputs)
     base, longer = divmod(count, world_size)
     for rank, transfer in enumerate(ring.transfers):
@@ -219,11 +221,39 @@ def test_what_a_direct_reduce_moves(
             moved = 4 * count * (world_size - 1 if rank == 0 else 1)
         else:
             own = base + (rank < longer)
-            if ring.shares:
-                ends = [count * sum(ring.shares[:n]) // sum(ring.shares) for n in (rank, rank + 1)]
+            if ring.mesh.shares:
+                ends = [
+                    count * sum(ring.mesh.shares[:n]) // sum(ring.mesh.shares)
+                    for n in (rank, rank + 1)
+                ]
                 own = ends[1] - ends[0]
             moved = 4 * ((count - own) + own * (world_size - 1))
         assert (transfer.tx_bytes, transfer.rx_bytes) == (moved, moved)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 3), min_size=2, max_size=9),
+    st.integers(1, 40),
+    st.randoms(use_true_random=True),
+)
+def test_a_mesh_sends_a_tensor_once_each_way_between_two_sites(
+    sites: list[int], count: int, rng: random.Random
+) -> None:
+    """Each member sends and receives a tensor twice but for its own part, with or without sites."""
+    world_size = len(sites)
+    inputs = [random_values(DataType.INT32, count, rng) for _ in range(world_size)]
+    ring = Ring(world_size, 8, rng)
+    ring.mesh = replace(ring.mesh, sites=tuple(sites))
+    ring.reduce(all_reduce(DataType.INT32, ReduceOp.SUM, count, Algorithm.MESH), inputs)
+    all_bytes = across_bytes = 0
+    for site, transfer in zip(sites, ring.transfers, strict=True):
+        for peer, outlet in transfer.outlets.items():
+            all_bytes += outlet.sent_bytes
+            if sites[ring.peers.index(peer)] != site:
+                across_bytes += outlet.sent_bytes
+    assert all_bytes == 4 * count * 2 * (world_size - 1)
+    assert across_bytes == 4 * count * 2 * (len(set(sites)) - 1)
 
 
 FORMATS = [format for format in WireFormat if format is not WireFormat.NONE]

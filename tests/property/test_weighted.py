@@ -23,6 +23,7 @@ from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameKind
 from pccl.protocol.guards.contributions import ContributionGuard, GuardAction
+from pccl.protocol.mesh_plan import EQUAL_MESH
 from pccl.protocol.types import (
     UNQUANTIZED,
     WEIGHT_MAX,
@@ -273,7 +274,7 @@ def guarded_ring(
         inputs[rank][37] = value
     ring = Ring(4, 16 * data_type.itemsize, rng, local=False)
     ring.weights, ring.infinite = tuple(weights), infinite
-    ring.shares = ()  # in a mesh, rank 2 owns the spoilt value
+    ring.mesh = EQUAL_MESH  # in a mesh, rank 2 owns the spoilt value
     quantization = UNQUANTIZED if wire is WireFormat.NONE else Quantization(wire, 8)
     what = all_reduce(data_type, ReduceOp.AVG, 60, algorithm, quantization)
     buffers = lend(inputs, rng)

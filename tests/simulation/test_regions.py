@@ -39,8 +39,8 @@ NETWORK = {"latency_ns": 1_000_000, "ragged": False, "bytes_per_s": None, "windo
 class Regions:
     """A run whose peers stand at the sites of a matrix."""
 
-    def __init__(self, name: str, first: int | None = None) -> None:
-        self.matrix = SiteMatrix.load(name)
+    def __init__(self, matrix: str | SiteMatrix, first: int | None = None) -> None:
+        self.matrix = SiteMatrix.load(matrix) if isinstance(matrix, str) else matrix
         self.size = first or len(self.matrix.sites)
         self.run = VirtualRun([0] * self.size, NETWORK, limit_s=20_000, lanes=1)
         for one in range(self.size):
@@ -129,6 +129,48 @@ def test_a_planned_mesh_is_near_the_optimum(
     regions.run.run_test(main())
 
 
+TWO_CONTINENTS = """
+sites = ["a1", "a2", "a3", "a4", "b1", "b2", "b3", "b4"]
+link = "rate=200mbit,rtt=100ms"
+[links.a1]
+a2 = "rate=10gbit,rtt=500us"
+a3 = "rate=10gbit,rtt=500us"
+a4 = "rate=10gbit,rtt=500us"
+[links.a2]
+a3 = "rate=10gbit,rtt=500us"
+a4 = "rate=10gbit,rtt=500us"
+[links.a3]
+a4 = "rate=10gbit,rtt=500us"
+[links.b1]
+b2 = "rate=10gbit,rtt=500us"
+b3 = "rate=10gbit,rtt=500us"
+b4 = "rate=10gbit,rtt=500us"
+[links.b2]
+b3 = "rate=10gbit,rtt=500us"
+b4 = "rate=10gbit,rtt=500us"
+[links.b3]
+b4 = "rate=10gbit,rtt=500us"
+"""
+
+
+def test_two_sites_add_up_inside_first() -> None:
+    """Across, each of 16 links carries a 16th of the tensor; in a mesh without sites, a quarter."""
+    regions = Regions(SiteMatrix.parse("two", TWO_CONTINENTS))
+
+    async def main() -> None:
+        await regions.run.start()
+        assert regions.plan.mesh.sites == (0, 0, 0, 0, 1, 1, 1, 1)
+        await regions.reduce()
+        took_s = min([await regions.reduce() for _ in range(3)])
+        across_s = 4 * COUNT / 16 / (200e6 / 8 / SCALE)
+        assert across_s + 0.1 < took_s < 1.2 * (across_s + 0.1)
+        int8 = Quantization(WireFormat.INT8, 32)
+        assert await regions.reduce(quantization=int8) < 0.4 * took_s
+        await regions.run.close()
+
+    regions.run.run_test(main())
+
+
 def test_a_link_that_degrades_is_planned_around() -> None:
     regions = Regions("aws10", 6)
 
@@ -144,7 +186,9 @@ def test_a_link_that_degrades_is_planned_around() -> None:
         await regions.reduce()
         await regions.optimize()
         after_s, after = await regions.reduce(), regions.plan
-        assert after.shares[0] + after.shares[1] < 0.5 * (before.shares[0] + before.shares[1])
+        assert after.mesh.shares[0] + after.mesh.shares[1] < 0.5 * (
+            before.mesh.shares[0] + before.mesh.shares[1]
+        )
         assert degraded_s > 2 * before_s
         assert after_s < 0.6 * degraded_s
         await regions.run.close()

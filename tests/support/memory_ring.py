@@ -16,6 +16,7 @@ from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.checksum import payload_hash
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.mesh_plan import EQUAL_MESH, MeshPlan
 from pccl.protocol.types import (
     UNQUANTIZED,
     Algorithm,
@@ -113,11 +114,15 @@ class Ring:
         """The ranks that have declared a contribution that is not finite."""
         self.weights: tuple[float, ...] = ()
         """Of a weighted average."""
-        self.shares: tuple[int, ...] = ()
-        """By rank: how much of the tensor it owns in a mesh; in half of the rings, all alike."""
+        shares: tuple[int, ...] = ()
+        sites: tuple[int, ...] = ()
         if rng.random() < 0.5:
             drawn = [rng.choice((0, 0, 1, 5, rng.randrange(1000))) for _ in self.peers]
-            self.shares = tuple(drawn) if any(drawn) else ()
+            shares = tuple(drawn) if any(drawn) else ()
+        if rng.random() < 0.5:
+            sites = tuple(rng.randrange(rng.randint(1, world_size)) for _ in self.peers)
+        self.mesh = MeshPlan(shares, sites)
+        """Shares and sites of a mesh; half of the rings have equal shares, half have no sites."""
         self.transfers: list[Transfer] = []
         """Of each rank, after a reduce."""
         self._rng = rng
@@ -183,8 +188,8 @@ class Ring:
         for rank, plane in enumerate(self.planes):
             operand = self.borrow(*buffers[rank]) if buffers is not None else None
             residual = residuals[rank] if residuals else None
-            ring, shares = self.peers, self.shares if descriptor.has_shares else ()
-            plane.post(OPERATION, descriptor, operand, ring, ring[rank], residual, shares=shares)
+            ring, mesh = self.peers, self.mesh if descriptor.follows_mesh_plan else EQUAL_MESH
+            plane.post(OPERATION, descriptor, operand, ring, ring[rank], residual, mesh=mesh)
         return residuals
 
     def reduce(

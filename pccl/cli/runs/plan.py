@@ -91,10 +91,12 @@ def _show(known: PlannedGroup, sizes: tuple[int, ...]) -> None:
     if len(known.ring) <= MATRIX_MEMBERS_MAX:
         console.print(_matrix(known))
     console.print(_times(plans.predictions(known, known.plan, sizes)))
-    if known.plan.shares:
+    if known.plan.mesh.shares:
         owned = plans.shares(known, known.plan).items()
         texts = (f"{_name(known, peer)} {share:.1%}" for peer, share in owned)
         console.print("shares in a mesh: " + ", ".join(texts))
+    for members in plans.sites(known, known.plan):
+        console.print("a site in a mesh: " + ", ".join(_name(known, peer) for peer in members))
     for line in _notes(known, sizes):
         console.print(line)
 
@@ -169,6 +171,7 @@ def _as_json(known: PlannedGroup, sizes: tuple[int, ...]) -> dict[str, Any]:
             }
             for (source, target), link in sorted(known.links.measured.items())
         ],
+        "sites": plans.sites(known, known.plan),
         "is_complete": known.is_complete,
         "unmeasured": _unmeasured(known),
         "predictions": [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from pccl.collectives.layout import SegmentLayout, segment_bytes_for
 from pccl.collectives.schedules.broadcast import BroadcastSchedule
@@ -10,6 +10,7 @@ from pccl.collectives.schedules.direct import DirectSchedule
 from pccl.collectives.schedules.exchange import ExchangeSchedule
 from pccl.collectives.schedules.gather import GatherSchedule
 from pccl.collectives.schedules.ring import RingSchedule
+from pccl.protocol.mesh_plan import EQUAL_MESH, MeshPlan
 from pccl.protocol.operation import BlockLengths
 from pccl.protocol.types import Algorithm, Collective, Descriptor
 
@@ -26,7 +27,7 @@ def schedule_of(
     segment_bytes: int | None,
     wire_bytes: Callable[[int], int] | None = None,
     blocks: BlockLengths | None = None,
-    shares: Sequence[int] = (),
+    mesh_plan: MeshPlan = EQUAL_MESH,
 ) -> Schedule:
     """Return the schedule of an operation as ``rank`` sees it.
 
@@ -37,7 +38,7 @@ def schedule_of(
         segment_bytes: upper bound of a segment; None: chosen for the tensor and the ring.
         wire_bytes: number of elements -> bytes on the wire; None: values are not encoded.
         blocks: the lengths of the own blocks in an exchange.
-        shares: by rank, how much of the tensor the rank owns in a mesh; empty: all own the same.
+        mesh_plan: shares and sites of the ranks, for a mesh.
 
     Raises:
         ValueError: the rank or the root is outside the ring.
@@ -54,20 +55,21 @@ def schedule_of(
     match descriptor.collective:
         case Collective.ALL_REDUCE:
             chunks = 1 if star or gathers else world_size
+            follows = descriptor.follows_mesh_plan
             layout = SegmentLayout(
                 descriptor.count,
                 itemsize,
                 chunks,
                 segment_bytes,
                 wire_bytes,
-                shares if descriptor.has_shares else (),
+                mesh_plan.shares if follows else (),
             )
             if star:
                 return DirectSchedule(rank, world_size, layout, STAR_ROOT)
             if gathers:
                 return GatherSchedule(rank, world_size, layout)
             if mesh:
-                return DirectSchedule(rank, world_size, layout)
+                return DirectSchedule(rank, world_size, layout, sites=mesh_plan.sites)
             return RingSchedule(rank, layout)
         case Collective.REDUCE | Collective.REDUCE_SCATTER:
             receivers = (descriptor.root,) if descriptor.collective is Collective.REDUCE else ()

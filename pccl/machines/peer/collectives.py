@@ -217,8 +217,9 @@ class Collectives:
         what, call, ring = _settled(event, seen), event.call, event.members_of(seen)
         made = OpenOperation(operation, what, ring, call, event.detached)
         made.weight, made.norm, made.among = event.weight, event.norm, event.among
-        if what.has_shares:
-            made.view_shares = dict(zip(seen.ring, seen.algorithms.shares, strict=False))
+        if what.follows_mesh_plan:
+            view, plan = seen.ring, seen.algorithms.mesh
+            made.view_mesh = plan if ring == view else plan.among([*map(view.index, ring)])
         if event.buffers is not None and what.is_exchange:
             made.blocks = blocks_of(what, event.buffers, ring.index(self._own.peer), len(ring))
         return made
@@ -235,7 +236,7 @@ class Collectives:
     def _post(self, operation: OpenOperation, *begin: ev.Begin) -> None:
         assert operation.call is not None
         what, ring = operation.descriptor, operation.ring
-        post = ev.Post(operation.call, operation.id, what, ring, operation.blocks, operation.shares)
+        post = ev.Post(operation.call, operation.id, what, ring, operation.blocks, operation.mesh)
         self._out.add(post, *begin)
         self._out.send(operation.request())
 

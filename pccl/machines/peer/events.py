@@ -14,6 +14,7 @@ from pccl.machines.results import StoreResult as StoreResult
 from pccl.machines.results import SyncResult as SyncResult
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
+from pccl.protocol.mesh_plan import EQUAL_MESH, MeshPlan
 from pccl.protocol.operation import BlockLengths, Eager, Subset
 from pccl.protocol.run_messages import EvidenceKind
 from pccl.protocol.shared_state import Difference, Elected, Offer
@@ -328,8 +329,8 @@ class Post:
     ring: tuple[PeerId, ...]
     blocks: BlockLengths | None = None
     """The lengths of the own blocks in an exchange."""
-    shares: tuple[int, ...] = ()
-    """By rank: how much of the tensor the member owns in a mesh; empty: all own the same."""
+    mesh: MeshPlan = EQUAL_MESH
+    """Shares and sites of the ring's members, for a mesh."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ State only: ``collectives`` decides which messages to send and what calls return
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from pccl.machines.history import History, InvariantViolation
 from pccl.machines.peer import events as ev
@@ -21,6 +21,7 @@ from pccl.machines.repair import Gap, find_gaps
 from pccl.protocol import messages as msg
 from pccl.protocol.guards.contributions import FlaggedContribution
 from pccl.protocol.limits import MISSED_KEPT_MAX
+from pccl.protocol.mesh_plan import EQUAL_MESH, MeshPlan
 from pccl.protocol.operation import TRANSITIONS, BlockLengths, Eager, Phase, Subset, name_tag
 from pccl.protocol.shared_state import Elected, Offer, SyncPurpose
 from pccl.protocol.types import (
@@ -111,14 +112,15 @@ class OpenOperation:
     """The elected state, once a synchronization has started."""
     among: Subset | None = None
     """The members that take part; None: all members of the view."""
-    view_shares: dict[PeerId, int] = field(default_factory=dict[PeerId, int])
-    """How much of a tensor each member of the view owns in a mesh; empty: all own the same."""
+    view_mesh: MeshPlan = EQUAL_MESH
+    """Shares and sites of all members of the operation, before it was narrowed."""
 
     @property
-    def shares(self) -> tuple[int, ...]:
-        """The same for the participants, in ring order; empty: all own the same."""
-        owned = tuple(self.view_shares.get(peer, 0) for peer in self.ring)
-        return owned if any(owned) else ()
+    def mesh(self) -> MeshPlan:
+        """The same for the participants, in ring order."""
+        if not self.view_ring:
+            return self.view_mesh
+        return self.view_mesh.among([*map(self.view_ring.index, self.ring)])
 
     def request(self) -> msg.OperationRequest | msg.SyncRequest:
         """Return the request for the master."""
@@ -155,7 +157,7 @@ class OpenOperation:
         return OpenOperation(
             again, self.descriptor, self.view_ring or self.ring, self.call, self.detached,
             self.forgotten, attempt=attempt, weight=self.weight, norm=self.norm,
-            blocks=self.blocks, among=self.among, view_shares=self.view_shares,
+            blocks=self.blocks, among=self.among, view_mesh=self.view_mesh,
         )  # fmt: skip
 
     @property

@@ -25,6 +25,7 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.guards.early_store import EarlyStore
 from pccl.protocol.limits import ANNOUNCE_BYTES_MAX, FLOWS_MAX
+from pccl.protocol.mesh_plan import EQUAL_MESH, MeshPlan
 from pccl.protocol.messages import Progress
 from pccl.protocol.operation import BlockLengths, Eager
 from pccl.protocol.types import Collective, Descriptor, OperationId, PeerId, ReduceOp
@@ -90,7 +91,7 @@ class DataPlane:
         own: PeerId,
         residual: Residual | None = None,
         blocks: BlockLengths | None = None,
-        shares: tuple[int, ...] = (),
+        mesh: MeshPlan = EQUAL_MESH,
     ) -> tuple[PeerId, ...]:
         """Post the buffers of a call for an operation, so that frames are read into them.
 
@@ -103,7 +104,7 @@ class DataPlane:
             own: id of this peer.
             residual: residual of a reduce with error feedback.
             blocks: the lengths of the own blocks in an exchange.
-            shares: by rank, how much of the tensor the member owns in a mesh.
+            mesh: shares and sites of the members, for a mesh.
 
         Returns:
             The peers whose links the operation will use.
@@ -117,7 +118,7 @@ class DataPlane:
         assert operand.data_type is descriptor.dtype
         assert blocks is not None or operand.count == descriptor.count
         assert operand.in_place or descriptor.collective is not Collective.BROADCAST
-        plan = self._plans.find(descriptor, ring, own, blocks, shares)
+        plan = self._plans.find(descriptor, ring, own, blocks, mesh)
         transfer = self._make_transfer(operation, plan, operand, residual)
         transfer.weighted.on_not_finite = self._on_not_finite
         self.transfers[operation] = transfer

@@ -14,6 +14,7 @@ from pccl.collectives.reductions import Reduction, Scratch
 from pccl.collectives.schedules.plan import Schedule, schedule_of
 from pccl.machines.peer.eager import fingerprint
 from pccl.protocol.data_type import DataType
+from pccl.protocol.mesh_plan import EQUAL_MESH, MeshPlan
 from pccl.protocol.operation import BlockLengths
 from pccl.protocol.types import Descriptor, PeerId
 
@@ -51,7 +52,7 @@ class Plans:
     def __init__(self, segment_bytes: int | None) -> None:
         self._segment_bytes = segment_bytes
         self._kept: dict[
-            tuple[Descriptor, tuple[PeerId, ...], PeerId, BlockLengths | None, tuple[int, ...]],
+            tuple[Descriptor, tuple[PeerId, ...], PeerId, BlockLengths | None, MeshPlan],
             Plan,
         ] = {}
         """Plans by all that they depend on, the oldest first."""
@@ -69,7 +70,7 @@ class Plans:
         ring: tuple[PeerId, ...],
         own: PeerId,
         blocks: BlockLengths | None = None,
-        shares: tuple[int, ...] = (),
+        mesh: MeshPlan = EQUAL_MESH,
     ) -> Plan:
         """Return the plan of an operation; make it if it is not kept.
 
@@ -78,13 +79,12 @@ class Plans:
             ring: the members in ring order, at least 2.
             own: id of this peer.
             blocks: the lengths of its blocks in an exchange.
-            shares: by rank, how much of the tensor the member owns in a mesh; empty: all own the
-                same.
+            mesh: shares and sites of the members, for a mesh.
 
         Raises:
             ValueError: the root of a broadcast is not in the ring.
         """
-        key = (descriptor, ring, own, blocks, shares)
+        key = (descriptor, ring, own, blocks, mesh)
         plan = self._kept.get(key)
         if plan is None:
             plan = self._kept[key] = self._make(*key)
@@ -100,7 +100,7 @@ class Plans:
         ring: tuple[PeerId, ...],
         own: PeerId,
         blocks: BlockLengths | None,
-        shares: tuple[int, ...],
+        mesh: MeshPlan,
     ) -> Plan:
         codec = self._codec(descriptor, descriptor.dtype)
         is_half = descriptor.dtype.itemsize == 2
@@ -111,7 +111,7 @@ class Plans:
             descriptor,
             ring,
             schedule_of(
-                descriptor, rank, world_size, self._segment_bytes, wire_bytes, blocks, shares
+                descriptor, rank, world_size, self._segment_bytes, wire_bytes, blocks, mesh
             ),
             Reduction(
                 descriptor.dtype, descriptor.op, world_size, self._scratch, weighted=weighted

@@ -41,6 +41,12 @@ class MatrixParameter(click.ParamType[SiteMatrix]):
     "--first", type=click.IntRange(SITES_MIN, SITES_MAX), help="Only this number of sites."
 )
 @click.option(
+    "--machines",
+    type=click.IntRange(1, SITES_MAX),
+    default=1,
+    help="So many sites at the place of each, behind one port.",
+)
+@click.option(
     "--mtu",
     type=click.IntRange(576, 65_535),
     default=MTU_BYTES,
@@ -48,14 +54,16 @@ class MatrixParameter(click.ParamType[SiteMatrix]):
     help="Bytes of a packet; small ones cost more of the processor.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the jitter.")
-def sites(matrix: SiteMatrix, scale: float, first: int | None, mtu: int, seed: int) -> None:
+def sites(
+    matrix: SiteMatrix, scale: float, first: int | None, machines: int, mtu: int, seed: int
+) -> None:
     """Emulate the network of MATRIX (aws10, gcp12, home8, or a file) until SIGTERM or Ctrl-C.
 
     Prints a line for each site: its name, its address, and the path of its namespace, in which
     "nsenter --net=PATH" runs a program. The site "outside" has no limits. Needs root on Linux.
     """
     try:
-        chosen = (matrix if first is None else matrix.first(first)).scaled(scale)
+        chosen = matrix.chosen(scale, first, machines)
         router = SiteRouter(chosen, mtu, seed)
     except (ValueError, SitesRefused) as error:
         raise click.ClickException(str(error)) from error

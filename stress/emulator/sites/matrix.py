@@ -33,6 +33,9 @@ from pccl.stress.emulator.spec import RATE_BPS_MIN, LinkSpec
 SITES_MIN, SITES_MAX = 2, 250
 """A site has an address of one /24 network."""
 
+MACHINE_LINK = LinkSpec.parse("rtt=400us")
+"""The link between two machines at one place; no rate limits it."""
+
 BUILT_IN = Path(__file__).parent
 
 _KEYS = ("source", "sites", "link", "links", "ports")
@@ -80,6 +83,8 @@ class SiteMatrix:
             the direction from sender to receiver counts: its rates, and half of its round trip.
         ports: port of each site.
         source: where the figures come from.
+        places: number of the place of each site; the sites of a place share one port. Empty: each
+            site has its own.
     """
 
     name: str
@@ -87,6 +92,7 @@ class SiteMatrix:
     links: Mapping[tuple[int, int], LinkSpec]
     ports: tuple[SitePort, ...]
     source: str = ""
+    places: tuple[int, ...] = ()
 
     @staticmethod
     def load(name: str) -> SiteMatrix:
@@ -149,6 +155,31 @@ class SiteMatrix:
             },
             ports=tuple(SitePort(scale(port.up_bps), scale(port.down_bps)) for port in self.ports),
         )
+
+    def chosen(self, scale: float, first: int | None, machines: int) -> SiteMatrix:
+        """Return the matrix that options of a command choose.
+
+        Raises:
+            ValueError: there would be too many sites, or a rate would be too low.
+        """
+        part = (self if first is None else self.first(first)).scaled(scale)
+        if len(part.sites) * machines > SITES_MAX:
+            raise ValueError(f"{len(part.sites)} x {machines} sites; the most are {SITES_MAX}")
+        return part.with_machines(machines) if machines > 1 else part
+
+    def with_machines(self, count: int) -> SiteMatrix:
+        """Return a matrix with ``count`` sites in place of each, which share its port.
+
+        Inside a place each pair of them has a link of its own, ``MACHINE_LINK``.
+        """
+        places = tuple(place for place in range(len(self.sites)) for _ in range(count))
+        links = {
+            (one, other): self.links.get((places[one], places[other]), MACHINE_LINK)
+            for one, other in permutations(range(len(places)), 2)
+        }
+        names = tuple(f"{name}-{n + 1}" for name in self.sites for n in range(count))
+        ports = tuple(self.ports[place] for place in places)
+        return replace(self, sites=names, links=links, ports=ports, places=places)
 
     def first(self, count: int) -> SiteMatrix:
         """Return the matrix of the first ``count`` sites."""

@@ -116,10 +116,17 @@ class PacketNetwork(Generic[T]):
     """
 
     def __init__(self, matrix: SiteMatrix, chance: Random) -> None:
-        ports = [(_port(port.up_bps), _port(port.down_bps)) for port in matrix.ports]
+        places = matrix.places or range(len(matrix.sites))
+        shared = {
+            place: (_port(port.up_bps), _port(port.down_bps))
+            for place, port in zip(places, matrix.ports, strict=True)
+        }
+        ports = [shared[place] for place in places]
         ports.append(((), ()))  # of the outside, whose index is -1
         self._ways: dict[tuple[int, int], tuple[_PathStep, ...]] = {
-            (source, target): (*ports[source][0], *_steps(link, chance), *ports[target][1])
+            (source, target): _steps(link, chance)
+            if places[source] == places[target]
+            else (*ports[source][0], *_steps(link, chance), *ports[target][1])
             for (source, target), link in matrix.links.items()
         }
         for site in range(len(matrix.sites)):

@@ -91,7 +91,7 @@ def _of_calls_without(*faults: str) -> tuple[str, ...]:
 
 
 MIXES: dict[str, Mix] = {
-    "default": Mix(draw, _OF_CALLS, killed_in=_KILLED_IN, seeds_min=500),
+    "default": Mix(draw, _OF_CALLS, done=("in two levels",), killed_in=_KILLED_IN, seeds_min=500),
     "training": Mix(
         draw_to_train,
         _of_calls_without(Interrupt.kind, FetchInterrupt.kind, Lies.kind),

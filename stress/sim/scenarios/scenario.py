@@ -150,6 +150,8 @@ class Scenario:
     """Lanes of a link that every second process wants; the other processes have the default."""
     machine_size: int = 1
     """How many processes are on each machine, where they pull segments from each other's memory."""
+    site_size: int = 1
+    """How many processes are at each site, where links take a hundredth of the latency."""
     timing: Timing
     settles_ns: int = 0
     """How long members continue after the last fault; then all must be together (0: unchecked)."""
@@ -285,7 +287,14 @@ def draw(seed: int, *, quorums: bool = True) -> Scenario:
     eager = Random(f"{seed}/eager").choice((0, 64, 256, EAGER_BYTES_MAX))
     machine_size = Random(f"{seed}/machines").choice((1,) * 6 + (2, 3, peers, peers))
     relays = Random(f"{seed}/relays").random() < 0.5
-    scenario = replace(scenario, eager_bytes_max=eager, machine_size=machine_size, relays=relays)
+    site_size = Random(f"{seed}/sites").choice((1,) * 3 + (2, 2, 3, 4))
+    scenario = replace(
+        scenario,
+        eager_bytes_max=eager,
+        machine_size=machine_size,
+        site_size=site_size if latency_ns >= 5 * MS else 1,
+        relays=relays,
+    )
     syncs = draw_syncs(seed) if peers not in _CROWDS else None
     if syncs is not None:
         ground = Ground(peers, stop_ns, latency_ns, timing)

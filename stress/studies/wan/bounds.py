@@ -5,7 +5,10 @@ both directions of a link are, too. For N members and tensors of S bytes:
 
 * A ring moves 2 (N-1)/N S over each of its links, in all steps together.
 * A mesh gives member i the share s_i of the tensor. Member i sends the share of j to each j, and
-  then its own result to each j: s_i + s_j over each link. It sends and receives 1 + (N-2) s_i.
+  then its own result to each j: s_i + s_j over each link. A place of k members with one port, which
+  own s of the tensor together, sends and receives k (1 - s) + (N - k) s.
+* In two levels, the members of a place collect segments in turn. A link between places of k and l
+  members carries s_i / l + s_j / k, and of M ports each carries (1 - s) + (M - 1) s.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import numpy as np
 
 from pccl.stress.emulator.sites.matrix import SiteMatrix
 
-EXHAUSTIVE_MAX = 16
+EXHAUSTIVE_MAX = 18
 """Largest number of members for the search of the best ring: it looks at all subsets of them."""
 
 
@@ -34,6 +37,7 @@ class WanBounds:
         mesh: of a mesh with equal shares.
         weighted: of a mesh with the best shares, by a linear program (needs SciPy).
         shares: those shares.
+        two_levels: of a mesh with equal shares in two levels; None: no place has several members.
     """
 
     ring: float
@@ -41,6 +45,7 @@ class WanBounds:
     mesh: float
     weighted: float | None
     shares: tuple[float, ...]
+    two_levels: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +54,15 @@ class WanRates:
 
     Attributes:
         pairs: row: sender, column: receiver; shape (N, N).
-        up: what each member can send, shape (N,).
-        down: what each member can receive, shape (N,).
+        up: what each member can send, shape (N,); members of one place share it.
+        down: what each member can receive, the same.
+        together: whether both are at one place, shape (N, N).
     """
 
     pairs: np.ndarray[Any, np.dtype[np.float64]]
     up: np.ndarray[Any, np.dtype[np.float64]]
     down: np.ndarray[Any, np.dtype[np.float64]]
+    together: np.ndarray[Any, np.dtype[np.bool_]]
 
     @staticmethod
     def of(matrix: SiteMatrix, lanes: int = 1) -> WanRates:
@@ -67,7 +74,8 @@ class WanRates:
             pairs[pair] = min(_rate(link.rate_bps), _rate(flow_bps))
         up = np.array([_rate(port.up_bps) for port in matrix.ports])
         down = np.array([_rate(port.down_bps) for port in matrix.ports])
-        return WanRates(pairs, up, down)
+        places = np.array(matrix.places or range(size))
+        return WanRates(pairs, up, down, places[:, None] == places[None, :])
 
     @property
     def size(self) -> int:
@@ -90,6 +98,7 @@ def bounds_of(rates: WanRates) -> WanBounds:
         mesh=mesh_bound(rates, shares),
         weighted=None if weighted is None else mesh_bound(rates, weighted),
         shares=() if weighted is None else weighted,
+        two_levels=_two_levels(rates) if rates.together.sum() > size else None,
     )
 
 
@@ -98,9 +107,19 @@ def mesh_bound(rates: WanRates, shares: Sequence[float]) -> float:
     own = np.array(shares)
     over_pairs = (own[:, None] + own[None, :]) / rates.pairs
     np.fill_diagonal(over_pairs, 0.0)
-    over_ports = 1 + (rates.size - 2) * own
+    members, owned = rates.together.sum(0), rates.together @ own
+    over_ports = members * (1 - owned) + (rates.size - members) * owned
     ports = np.minimum(rates.up, rates.down)
     return max(float(over_pairs.max()), float((over_ports / ports).max()))
+
+
+def _two_levels(rates: WanRates) -> float:
+    members, share = rates.together.sum(0), 1 / rates.size
+    over_pairs = share * (1 / members[:, None] + 1 / members[None, :]) / rates.pairs
+    places = float((1 / members).sum())
+    over_ports = 1 - members * share + (places - 1) * members * share
+    ports = np.minimum(rates.up, rates.down)
+    return max(float(over_pairs[~rates.together].max()), float((over_ports / ports).max()))
 
 
 def _best_ring(hops: np.ndarray[Any, np.dtype[np.float64]]) -> float | None:
@@ -154,9 +173,12 @@ def _weighted(rates: WanRates) -> tuple[float, ...] | None:
     for node, port in enumerate(np.minimum(rates.up, rates.down)):
         if np.isfinite(port):
             row = [0.0] * (size + 1)
-            row[node], row[size] = (size - 2) * scale / float(port), -1.0
+            near = rates.together[node]
+            for member in np.flatnonzero(near):
+                row[member] = (size - 2 * near.sum()) * scale / float(port)
+            row[size] = -1.0
             rows.append(row)
-            limits.append(-scale / float(port))
+            limits.append(-near.sum() * scale / float(port))
     total = [[1.0] * size + [0.0]]
     found = optimize.linprog([0.0] * size + [1.0], rows, limits, total, [1.0])
     assert found.success, found.message

@@ -31,6 +31,7 @@ FLOAT_BYTES = 4
 @click.argument("matrix")
 @click.option("--scale", type=click.FloatRange(1), default=50.0, help="Divide all rates by this.")
 @click.option("--first", type=click.IntRange(SITES_MIN, SITES_MAX), help="Only so many sites.")
+@click.option("--machines", type=click.IntRange(1, SITES_MAX), default=1, help="As for sites.")
 @click.option("--size", type=Size(), default="16MiB", help="Size of the tensor of float32.")
 @click.option(
     "--algorithm",
@@ -59,7 +60,9 @@ FLOAT_BYTES = 4
 @click.option("--measures", is_flag=True, help="Compare what the master knows with MATRIX.")
 @click.option("--mtu", type=click.IntRange(576, 65_535), default=MTU_BYTES, help="As for sites.")
 @click.option("--json", "as_json", is_flag=True, help="Print one object.")
-def wan(*, matrix: str, scale: float, first: int | None, as_json: bool, **given: Any) -> None:
+def wan(
+    *, matrix: str, scale: float, first: int | None, machines: int, as_json: bool, **given: Any
+) -> None:
     """Compare plans of all-reduces at the sites of MATRIX (aws10, gcp12, home8, or a file).
 
     Each site has a peer, a process in its own namespace; the master has none of the limits. The
@@ -68,8 +71,7 @@ def wan(*, matrix: str, scale: float, first: int | None, as_json: bool, **given:
     pair, or as many as --lanes. Needs root on Linux.
     """
     try:
-        known = SiteMatrix.load(matrix)
-        chosen = (known if first is None else known.first(first)).scaled(scale)
+        chosen = SiteMatrix.load(matrix).chosen(scale, first, machines)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     task = WanTask(
@@ -88,6 +90,7 @@ def wan(*, matrix: str, scale: float, first: int | None, as_json: bool, **given:
     )
     bounds = bounds_of(WanRates.of(chosen, max(1, task.lanes)))
     sites = [matrix, "--scale", str(scale), "--mtu", str(given["mtu"])]
+    sites += ["--machines", str(machines)]
     sites += [] if first is None else ["--first", str(first)]
     end_on_signals()
     with Crew() as crew:
@@ -138,6 +141,7 @@ def _words_of(results: WanResults, bounds: WanBounds, size: int) -> list[str]:
         "best ring": bounds.best_ring,
         "mesh": bounds.mesh,
         "weighted mesh": bounds.weighted,
+        "two levels": bounds.two_levels,
     }
     times = [f"{name} {per_byte * size:.2f} s" for name, per_byte in named.items() if per_byte]
     lines = [f"bounds of float32: {', '.join(times)}", f"best shares: {_list(bounds.shares)}"]
@@ -169,7 +173,7 @@ def _bound_of(bounds: WanBounds, figures: Figures) -> float | None:
     per_byte = {
         "ring": bounds.ring,
         "mesh": bounds.mesh,
-        "auto": bounds.weighted,
+        "auto": bounds.two_levels or bounds.weighted,
         "": bounds.ring,
     }.get(figures["algorithm_asked"])
     if per_byte is None:

@@ -194,7 +194,7 @@ class WanRun:
         """Return the shares of the newest view, whose ring has the order of the sites."""
         plan = status.groups[0].plan
         size = len(self._matrix.sites)
-        units = plan.shares if plan is not None and plan.shares else (1,) * size
+        units = plan.mesh.shares if plan is not None and plan.mesh.shares else (1,) * size
         shares = [unit / sum(units) for unit in units]
         s_per_byte = mesh_bound(WanRates.of(self._matrix, max(1, self._task.lanes)), shares)
         is_equal = len(set(units)) == 1

@@ -230,7 +230,7 @@ SAMPLES: dict[type[Any], msg.Message] = {}
 
 def _fill_samples() -> None:
     members = [[1, "h", 9, 5, "alice", b"key", ["10.0.0.7"]]]
-    algorithms = [[[4096, 2]], 3, 1, [65000, 536]]
+    algorithms = [[[4096, 2]], 3, 1, [[65000, 536], [0, 1]]]
     roster = [7, 2, 1, members, [1], 1, 1, 1, 1, 2, algorithms, 9, [4, 9]]
     op = [1, 2, 3, 4, 5]
     registration = [0, "h", 9, 2, 1, True, 5, "alice", ["10.0.0.7"]]

@@ -25,7 +25,7 @@ def test_the_table_is_sound_and_names_the_quickest(
     for size in SIZES:
         times = {
             Algorithm.RING: GAIN_MIN * ring_cost(ring, links).time_s(size),
-            Algorithm.MESH: mesh_cost(ring, links, table.shares).time_s(size),
+            Algorithm.MESH: mesh_cost(ring, links, table.mesh).time_s(size),
         }
         if size <= STAR_BYTES_MAX:
             times[Algorithm.STAR] = star_cost(ring, links).time_s(size)
@@ -54,7 +54,7 @@ def time_s(
         case Algorithm.STAR:
             cost = star_cost(ring, links)
         case _:
-            cost = mesh_cost(ring, links, plan.shares)
+            cost = mesh_cost(ring, links, plan.mesh)
     return cost.time_s(tensor_bytes)
 
 
@@ -70,5 +70,5 @@ def test_a_plan_that_stays_is_never_much_slower(
     assert found in (present, best)
     assert plan_view(ring, links, (), found) is found
     for size in SIZES:
-        gain_min = NOISE_GAIN_MIN if found.shares and found is not best else GAIN_MIN
+        gain_min = NOISE_GAIN_MIN if found.mesh.shares and found is not best else GAIN_MIN
         assert gain_min * time_s(ring, links, found, size) <= time_s(ring, links, best, size)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl.protocol.limits import BYTES_PER_S_MAX
-from pccl.protocol.types import MESH_MEMBERS_MAX, SHARE_UNITS
+from pccl.protocol.mesh_plan import MESH_MEMBERS_MAX, SHARE_UNITS
 from pccl.topology.cost_model import mesh_s_per_byte
 from pccl.topology.shares import best_shares
 
@@ -25,15 +25,16 @@ def test_shares_are_whole_and_fast(size: int, data: st.DataObject) -> None:
     rows = st.lists(SPEEDS, min_size=size, max_size=size)
     speeds = data.draw(st.lists(rows, min_size=size, max_size=size))
     ports = data.draw(rows)
-    shares = best_shares(speeds, ports)
+    sites = data.draw(st.just(()) | st.lists(st.integers(0, 3), min_size=size, max_size=size))
+    shares = best_shares(speeds, ports, sites)
     assert len(shares) == size
     assert min(shares) >= 0
     assert sum(shares) == SHARE_UNITS
-    equal = mesh_s_per_byte([1] * size, speeds, ports)
+    equal = mesh_s_per_byte([1] * size, speeds, ports, sites)
     # A unit of a slow link may weigh more than all the rest.
     slowest = min(*(speed for row in speeds for speed in row), *ports)
     rounding = 2 * size * UNIT / slowest
-    assert mesh_s_per_byte(shares, speeds, ports) <= 1.025 * equal + rounding
+    assert mesh_s_per_byte(shares, speeds, ports, sites) <= 1.025 * equal + rounding
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -11,7 +11,8 @@ import pytest
 from pccl.inquiry import to_json
 from pccl.observe import plan as plans
 from pccl.protocol.link_messages import LinkMeasure
-from pccl.protocol.types import SHARE_UNITS, Algorithm, AlgorithmStep, AlgorithmTable, PeerId
+from pccl.protocol.mesh_plan import SHARE_UNITS, MeshPlan
+from pccl.protocol.types import Algorithm, AlgorithmStep, AlgorithmTable, PeerId
 from tests.support.statuses import SAMPLE, ended
 
 MB = 1_000_000
@@ -19,7 +20,7 @@ MESH = AlgorithmTable(
     (AlgorithmStep(1 << 16, Algorithm.STAR),),
     Algorithm.MESH,
     Algorithm.MESH,
-    (SHARE_UNITS // 2, SHARE_UNITS // 2, 0),
+    MeshPlan((SHARE_UNITS // 2, SHARE_UNITS // 2, 0)),
 )
 
 
@@ -51,7 +52,7 @@ def test_a_status_has_what_a_plan_depends_on() -> None:
 
 
 def test_of_a_group_that_is_shown_in_part_the_shares_are_unknown() -> None:
-    group = replace(SAMPLE.groups[0], plan=replace(MESH, shares=(SHARE_UNITS // 4,) * 4))
+    group = replace(SAMPLE.groups[0], plan=replace(MESH, mesh=MeshPlan((SHARE_UNITS // 4,) * 4)))
     known = plans.of_status(replace(SAMPLE, groups=(group,), members=SAMPLE.members[:3]), 0)
     assert known is not None
     assert not known.is_complete
@@ -99,7 +100,7 @@ def test_calls_of_the_same_size_are_the_measured_times() -> None:
 
 def test_equal_shares_are_shown_too() -> None:
     known = plans.of_json(three(), 0)
-    assert known.plan.shares == ()
+    assert known.plan.mesh.shares == ()
     assert plans.shares(known, known.plan) == pytest.approx({1: 1 / 3, 2: 1 / 3, 3: 1 / 3})
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 
 from pccl.protocol.link_messages import LinkMeasure
+from pccl.protocol.mesh_plan import MeshPlan
 from pccl.protocol.types import PeerId
 from pccl.topology.cost_model import AssumedLinks, Cost, mesh_cost, ring_cost, star_cost
 from tests.support.link_matrices import LAN, MS, US, peers, uniform
@@ -84,11 +87,28 @@ def test_a_mesh_of_unequal_shares_takes_as_long_as_its_slowest_link() -> None:
     links = AssumedLinks(matrix)
     messages = 8 * O_PER_BYTE_S / 3
     expected = 0.75 * 80e-9 + messages
-    assert mesh_cost(peers(3), links, [2, 1, 1]).per_byte_s == pytest.approx(expected)
+    assert mesh_cost(peers(3), links, MeshPlan((2, 1, 1))).per_byte_s == pytest.approx(expected)
     # Nothing of 1 and 2 goes over that link: then the port of 3 carries 1 + 1 tensors, in two
     # streams that slow each other down by 8 %.
     expected = 2 * 0.8e-9 * 1.08 + messages
-    assert mesh_cost(peers(3), links, [0, 0, 5]).per_byte_s == pytest.approx(expected)
+    assert mesh_cost(peers(3), links, MeshPlan((0, 0, 5))).per_byte_s == pytest.approx(expected)
+
+
+def test_a_mesh_of_sites_takes_as_long_as_its_slowest_link() -> None:
+    # Of sites {1, 2} and {3}, whose shares are 1/4, 1/4 and 1/2. 1 and 2 each collect 1/4 for 3.
+    one, two, three = peers(3)
+    plan, messages = MeshPlan((1, 1, 2), (0, 0, 1)), 8 * O_PER_BYTE_S / 3
+    fast = dict.fromkeys(permutations(peers(3), 2), LinkMeasure(100 * US, 10**12))
+    wide = {one: 10**13, two: 10**13, three: 10**13}
+
+    def per_byte_s(pair: tuple[PeerId, PeerId]) -> float:
+        matrix = {**fast, pair: LinkMeasure(100 * US, 10**7)}
+        return mesh_cost(peers(3), AssumedLinks(matrix, wide), plan).per_byte_s - messages
+
+    # Inside: contributions to what the other one owns and collects, and results the other way.
+    assert per_byte_s((one, two)) == pytest.approx(1e-7 * (1 / 2 + 1 / 2))
+    # Across: to 3 half of the sums for its part, and the results of 1; back, the same.
+    assert per_byte_s((one, three)) == pytest.approx(1e-7 * (1 / 4 + 1 / 4))
 
 
 def test_a_measured_port_carries_what_it_has_carried() -> None:

@@ -8,9 +8,8 @@ from typing import NoReturn
 import pytest
 
 from pccl.protocol.link_messages import LinkMeasure
+from pccl.protocol.mesh_plan import MESH_MEMBERS_MAX, SHARE_UNITS, MeshPlan
 from pccl.protocol.types import (
-    MESH_MEMBERS_MAX,
-    SHARE_UNITS,
     STAR_BYTES_MAX,
     Algorithm,
     AlgorithmStep,
@@ -18,7 +17,7 @@ from pccl.protocol.types import (
     PeerId,
 )
 from pccl.topology.cost_model import AssumedLinks
-from pccl.topology.planner import plan_view
+from pccl.topology.planner import near_sites, plan_view
 from pccl.topology.ring_order import Pair
 from tests.support.link_matrices import LAN, MS, US, WAN, Measures, peers, uniform
 
@@ -134,8 +133,8 @@ HOME = with_speeds(uniform(4, *WAN), {(1, 4): 2_500_000, (2, 4): 2_500_000, (3, 
 def test_who_has_slow_links_owns_nothing() -> None:
     # Its port is the limit: it sends its contribution to the others, and no result.
     found = table(4, HOME)
-    assert sum(found.shares) == SHARE_UNITS
-    assert parts(found.shares) == [1 / 3, 1 / 3, 1 / 3, 0]
+    assert sum(found.mesh.shares) == SHARE_UNITS
+    assert parts(found.mesh.shares) == [1 / 3, 1 / 3, 1 / 3, 0]
     assert found.algorithm_for(GIB) is Algorithm.MESH
     assert found.quantized is Algorithm.MESH
 
@@ -143,27 +142,34 @@ def test_who_has_slow_links_owns_nothing() -> None:
 def test_shares_follow_the_pairs() -> None:
     # u1 + u2 = 5, u1 + u3 = u2 + u3 = 25 gives u = 2.5, 2.5, 22.5.
     matrix = with_speeds(uniform(3, *WAN), {(1, 2): 5_000_000})
-    first, second, third = (share / SHARE_UNITS for share in table(3, matrix, wide=3).shares)
+    first, second, third = (share / SHARE_UNITS for share in table(3, matrix, wide=3).mesh.shares)
     assert third == pytest.approx(9 / 11, abs=0.02)
     assert first + second == pytest.approx(2 / 11, abs=0.02)
 
 
 def test_equal_links_get_equal_shares() -> None:
-    assert table(4, uniform(4, *WAN)).shares == ()
-    assert table(4, with_speeds(uniform(4, *WAN), {(1, 4): 23_000_000})).shares == ()
+    assert table(4, uniform(4, *WAN)).mesh.shares == ()
+    assert table(4, with_speeds(uniform(4, *WAN), {(1, 4): 23_000_000})).mesh.shares == ()
 
 
 def test_shares_need_a_mesh_and_measures() -> None:
-    assert table(4, HOME, (1, 2)).shares == ()
-    assert table(2, with_speeds(uniform(2, *WAN), {(1, 2): 1000})).shares == ()
+    assert table(4, HOME, (1, 2)).mesh.shares == ()
+    assert table(2, with_speeds(uniform(2, *WAN), {(1, 2): 1000})).mesh.shares == ()
     unknown = HOME | dict.fromkeys(
-        [(PeerId(1), PeerId(2)), (PeerId(2), PeerId(1))], LinkMeasure(1, 0)
+        [(PeerId(1), PeerId(2)), (PeerId(2), PeerId(1))], LinkMeasure(80 * MS, 0)
     )
-    assert table(4, unknown).shares == ()
-    unknown[PeerId(2), PeerId(1)] = LinkMeasure(1, 25_000_000)  # one direction is enough
-    assert table(4, unknown).shares == table(4, HOME).shares
+    assert table(4, unknown).mesh.shares == ()
+    unknown[PeerId(2), PeerId(1)] = LinkMeasure(80 * MS, 25_000_000)  # one direction is enough
+    assert table(4, unknown).mesh.shares == table(4, HOME).mesh.shares
     large = MESH_MEMBERS_MAX + 1
-    assert table(large, with_speeds(uniform(large, *WAN), {(1, 2): 1000})).shares == ()
+    assert table(large, with_speeds(uniform(large, *WAN), {(1, 2): 1000})).mesh.shares == ()
+
+
+def test_a_pair_on_one_machine_needs_no_measured_speed() -> None:
+    near = HOME | dict.fromkeys(
+        [(PeerId(1), PeerId(2)), (PeerId(2), PeerId(1))], LinkMeasure(100 * US, 0)
+    )
+    assert parts(table(4, near).mesh.shares) == [1 / 3, 1 / 3, 1 / 3, 0]
 
 
 class Unread(dict[tuple[PeerId, PeerId], LinkMeasure]):
@@ -174,7 +180,7 @@ class Unread(dict[tuple[PeerId, PeerId], LinkMeasure]):
 
 
 def test_a_plan_reads_the_links_of_its_group_only() -> None:
-    assert table(4, Unread(HOME)).shares == table(4, HOME).shares
+    assert table(4, Unread(HOME)).mesh.shares == table(4, HOME).mesh.shares
 
 
 def test_a_newcomer_counts_as_slow_until_it_is_measured() -> None:
@@ -182,8 +188,8 @@ def test_a_newcomer_counts_as_slow_until_it_is_measured() -> None:
     known = with_speeds(uniform(3, *WAN), slow)
     to_newcomer = {(1, 4): 5_000_000, (2, 4): 5_000_000, (3, 4): 5_000_000}
     four = with_speeds(uniform(4, *WAN), {**slow, **to_newcomer})
-    assert table(4, known, wide=3).shares == table(4, four, wide=3).shares
-    assert table(6, known, wide=3).shares == ()  # too few are known
+    assert table(4, known, wide=3).mesh.shares == table(4, four, wide=3).mesh.shares
+    assert table(6, known, wide=3).mesh.shares == ()  # too few are known
 
 
 def test_a_plan_stays_until_another_one_is_much_better() -> None:
@@ -191,10 +197,10 @@ def test_a_plan_stays_until_another_one_is_much_better() -> None:
     slow = with_speeds(alike, {(1, 2): 5_000_000})
     present = table(3, slow, wide=3)
     noisy = with_speeds(slow, {(1, 2): 5_300_000, (1, 3): 24_000_000})
-    assert table(3, noisy, wide=3).shares not in ((), present.shares)
+    assert table(3, noisy, wide=3).mesh.shares not in ((), present.mesh.shares)
     assert table(3, noisy, wide=3, present=present) is present
     recovered = table(3, alike, wide=3, present=present)
-    assert recovered.shares == ()
+    assert recovered.mesh.shares == ()
     assert table(3, slow, wide=3, present=recovered) == present
 
 
@@ -205,7 +211,7 @@ def test_noise_of_a_tenth_does_not_change_a_plan(seed: int) -> None:
     pairs = [(one, other) for other in range(2, 8) for one in range(1, other)]
     true = {pair: draw.randrange(2_000_000, 40_000_000) for pair in pairs}
     present = table(7, with_speeds(uniform(7, *WAN), true), wide=7)
-    assert present.shares
+    assert present.mesh.shares
     for _ in range(180):
         noisy = {pair: int(speed * draw.uniform(0.9, 1.1)) for pair, speed in true.items()}
         found = table(7, with_speeds(uniform(7, *WAN), noisy), wide=7, present=present)
@@ -214,6 +220,53 @@ def test_noise_of_a_tenth_does_not_change_a_plan(seed: int) -> None:
 
 def test_a_plan_does_not_outlive_its_links() -> None:
     present = table(4, HOME)
-    assert table(4, HOME, (1, 2), present=present).shares == ()
+    assert table(4, HOME, (1, 2), present=present).mesh.shares == ()
     star = AlgorithmTable((AlgorithmStep(GIB, Algorithm.STAR),))
     assert plan_view(peers(1), AssumedLinks({}), (), star) == AlgorithmTable()
+
+
+# -- sites -------------------------------------------------------------------------------------
+
+
+def near_groups(*sizes: int) -> Measures:
+    """Groups of peers at 0.1 ms, without measured speeds inside; 80 ms and 200 Mbit/s between."""
+    site = [number for number, size in enumerate(sizes) for _ in range(size)]
+    return {
+        (one, other): LinkMeasure(100 * US, 0) if site[one - 1] == site[other - 1] else found
+        for (one, other), found in uniform(sum(sizes), *WAN).items()
+    }
+
+
+def test_members_at_one_place_are_a_site() -> None:
+    def sites(matrix: Measures, count: int = 5) -> tuple[int, ...]:
+        return near_sites(peers(count), AssumedLinks(matrix))
+
+    matrix = near_groups(2, 1, 2)
+    assert sites(matrix) == (0, 0, 1, 2, 2)
+    assert sites(near_groups(5)) == ()  # of one site nothing is gained
+    assert sites(uniform(5, *WAN)) == ()
+    assert sites({}) == ()  # nobody is near whose round trip is unknown
+    # Who is near to one member only of a site does not belong to it.
+    matrix[PeerId(2), PeerId(3)] = LinkMeasure(100 * US, 0)
+    assert sites(matrix) == (0, 0, 1, 2, 2)
+
+
+def test_two_sites_add_up_inside_first() -> None:
+    # In ns a byte: a link across carries 1/4 at 40 instead of 1/2; all members have equal shares.
+    found = table(4, near_groups(2, 2))
+    assert found.mesh == MeshPlan(sites=(0, 0, 1, 1))
+    assert {found.algorithm_for(size) for size in (MIB, GIB)} == {Algorithm.MESH}
+    assert found.quantized is Algorithm.MESH
+
+
+def test_a_slow_member_beside_a_site_owns_nothing() -> None:
+    matrix = with_speeds(near_groups(2, 1, 1), {(1, 4): 10**6, (2, 4): 10**6, (3, 4): 10**6})
+    found = table(4, matrix).mesh
+    assert found.sites == (0, 0, 1, 2)
+    assert found.shares[3] < 0.02 * SHARE_UNITS
+
+
+def test_a_slow_network_inside_a_site_is_no_shortcut() -> None:
+    # Inside, a link carries both halves of a tensor; across, in a mesh without sites, half of one.
+    matrix = with_speeds(near_groups(2, 2), {(1, 2): 10_000_000, (3, 4): 10_000_000})
+    assert table(4, matrix).mesh.sites == ()

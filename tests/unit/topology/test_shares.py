@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl.protocol.types import SHARE_UNITS
+from pccl.protocol.mesh_plan import SHARE_UNITS
 from pccl.topology.cost_model import mesh_s_per_byte
 from pccl.topology.shares import best_shares, in_units
 
@@ -86,6 +86,39 @@ def test_no_shares_are_much_faster(seed: int) -> None:
     assert min(shares) >= 0
     found = mesh_s_per_byte(shares, speeds, ports)
     assert found <= 1.025 * shortest_s_per_byte(speeds, ports)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_shares_of_sites_are_much_faster(seed: int) -> None:
+    """The loads of links and ports are linear in the shares: those of each rank as the only owner
+    say all."""
+    draw = np.random.default_rng(seed)
+    size = int(draw.integers(3, 12))
+    sites = draw.integers(0, 4, size).tolist()
+    speeds = draw.lognormal(0, 1.5, (size, size)).tolist()
+    ports = draw.lognormal(1, 1.5, size).tolist()
+    free = [[1e30] * size for _ in range(size)]
+    rows: list[list[float]] = []
+    for one in range(size):
+        for other in range(one):
+            slow = [list(row) for row in free]
+            slow[one][other] = min(speeds[one][other], speeds[other][one])
+            rows.append(
+                [
+                    mesh_s_per_byte(owner, slow, [1e30] * size, sites)
+                    for owner in np.eye(size).tolist()
+                ]
+            )
+        limits = [ports[one] if rank == one else 1e30 for rank in range(size)]
+        rows.append(
+            [mesh_s_per_byte(owner, free, limits, sites) for owner in np.eye(size).tolist()]
+        )
+    conditions = [[*row, -1.0] for row in rows]
+    whole = [[1.0] * size + [0.0]]
+    zeros = [0.0] * len(rows)
+    shortest = float(linprog([0] * size + [1], conditions, zeros, whole, [1.0]).fun)
+    found = mesh_s_per_byte(best_shares(speeds, ports, sites), speeds, ports, sites)
+    assert shortest * 0.999 <= found <= 1.025 * shortest
 
 
 def test_one_slow_uplink_owns_nothing() -> None:

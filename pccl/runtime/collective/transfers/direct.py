@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pccl.collectives.layout import Segment
-from pccl.collectives.schedules.direct import CONTRIBUTE, PUBLISH, DirectSchedule
+from pccl.collectives.schedules.direct import COLLECT, CONTRIBUTE, PUBLISH, DirectSchedule
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.buffers import Buffers
 from pccl.runtime.collective.coding import Coding
@@ -56,19 +56,23 @@ class DirectTransfer(Transfer):
     ) -> None:
         super().__init__(operation, plan, operand, on_done, buffers, coding, memory)
         self.schedule, ring = schedule, plan.ring
-        self._buffered_steps = CONTRIBUTE + 1
-        self._coded_steps = CONTRIBUTE + 1 if coding is not None else 0
+        self._buffered_steps = COLLECT + 1
+        self._coded_steps = COLLECT + 1 if coding is not None else 0
         self._ranks = {peer: rank for rank, peer in enumerate(ring)}
         self._to_rank = self._connect(ring, schedule.incoming_from, schedule.outgoing_to, link_to)
         self._sums: dict[int, _Sum] = {}
-        """Results of own segments that lack contributions, by position."""
-        self._held: list[tuple[Segment, int]] = []
-        """Own results that were finished before ``begin``, and their hashes."""
-        self._unfinished = len(schedule.owned)
+        """Segments that this rank adds up and that lack contributions, by position."""
+        self._held: list[tuple[int, Segment, int | None]] = []
+        """Segments to send on that were finished before ``begin``, with their step and hash."""
+        self._unfinished = len(schedule.sources)
+        self._stands_for = {rank: schedule.stands_for(rank) for rank in schedule.incoming_from}
+        """By rank: the ranks whose contributions are in what it sends."""
+        self._muted: frozenset[int] = frozenset()
+        """Ranks that send only contributions of muted ranks."""
 
     @property
     def phase(self) -> str:
-        """``reduce-scatter`` until all own segments are reduced, then ``gather``."""
+        """``reduce-scatter`` until this rank has added up all its segments, then ``gather``."""
         return "reduce-scatter" if self._unfinished else "gather"
 
     def begin(
@@ -78,17 +82,23 @@ class DirectTransfer(Transfer):
         self.begun = True
         if weights:
             self._weigh(weights, self.schedule.rank, infinite)
+            muted = self.weighted.muted
+            self._muted = frozenset(
+                rank for rank, ranks in self._stands_for.items() if ranks <= muted
+            )
         for rank, segment in self.schedule.initial_sends:
             outlet = self._to_rank[rank]
             outlet.offer(outlet.route.legs[CONTRIBUTE][segment.offset])
-        for segment, check in self._held:
-            self._publish(segment, check)
-        self._held.clear()
+        held, self._held = self._held, []
+        for each in held:
+            self._send_on(*each)
         if self.unweighed is not None:
             self._take_unweighed()
         self.report_if_done()
 
     def _encoded(self, coding: Coding, step: int, segment: Segment) -> memoryview:
+        if step == COLLECT:
+            return coding.encode(segment, self.result.elements(*segment.span))
         own = self._contribution(segment).elements(*segment.span)
         return coding.contribute(segment, own)
 
@@ -97,17 +107,24 @@ class DirectTransfer(Transfer):
     def arrived(self, placement: Placement) -> None:
         """Process a segment that has arrived for the first time."""
         segment, buffer = placement.hop.segment, placement.buffer
-        if placement.hop.step == CONTRIBUTE:
+        if placement.hop.step != PUBLISH:
             assert buffer is not None
             self._contributed(segment, self._ranks[placement.peer], buffer)
             return
         if buffer is not None:
             self._put(segment, buffer)
-        self._take_final(placement)
-        if self._coding is not None:
-            self._coding.decode_in_place(segment)
+        check = self._take_final(placement)
+        coding, passes_on = self._coding, self.schedule.collects(segment)
+        if coding is not None and not passes_on:
+            coding.decode_in_place(segment)
+            coding = None
         rank = self._ranks[placement.peer]
-        self.weighted.refuses_final(self.operation, rank, segment, self.result)
+        if self.weighted.refuses_final(self.operation, rank, segment, self.result, coding):
+            return
+        if passes_on:
+            if coding is not None:
+                coding.keep_coded(segment)
+            self._send_on(PUBLISH, segment, check)
 
     def _contributed(self, segment: Segment, rank: int, buffer: memoryview) -> None:
         known = self._sums.get(segment.position)
@@ -118,23 +135,25 @@ class DirectTransfer(Transfer):
         known.waiting[rank] = buffer
         while (rank := self._next_rank(known)) in known.waiting:
             self._fold(segment, known, rank, known.waiting.pop(rank))
-        if known.folded == self.schedule.world_size:
+        if not known.lacking:
             del self._sums[segment.position]
             if not self.weighted.is_refused:  # otherwise a contribution may be missing in the sum
+                self._unfinished -= 1
                 self._settle(segment)
 
     def _next_rank(self, known: _Sum) -> int:
         """Return the rank whose contribution is next, even if it has not arrived; -1: no rank."""
         if self.schedule.in_rank_order:
-            return (self.schedule.rank + known.folded) % self.schedule.world_size
+            return (self.schedule.rank - known.lacking) % self.schedule.world_size
         return next(iter(known.waiting), -1)
 
     def _begun(self, segment: Segment) -> _Sum:
+        lacking = len(self.schedule.sources[segment.position])
         if self.schedule.rank not in self.weighted.muted:
-            return _Sum(self._first_values(segment), is_own=True)
+            return _Sum(lacking, self._first_values(segment), is_own=True)
         if self._coding is not None:
             self._coding.abstain(segment)
-        return _Sum(None)
+        return _Sum(lacking, None)
 
     def _first_values(self, segment: Segment) -> Memory:
         memory = self._contribution(segment)
@@ -148,14 +167,21 @@ class DirectTransfer(Transfer):
         return self.result
 
     def _fold(self, segment: Segment, known: _Sum, rank: int, buffer: memoryview) -> None:
-        known.folded += 1
-        finish = known.folded == self.schedule.world_size
-        if rank not in self.weighted.muted:
+        known.lacking -= 1
+        finish = not known.lacking and not self.schedule.collects(segment)
+        if rank not in self._muted:
             self._read(segment, known, rank, buffer, finish=finish)
             known.values, known.is_own = self.result, False
-        elif finish:
-            self._take_alone(segment, known.values, finish=True)
+        elif not known.lacking:
+            self._take_alone(segment, self._values(segment, known), finish=finish)
         self._buffers.give(buffer)
+
+    def _values(self, segment: Segment, known: _Sum) -> Memory | Array | None:
+        """Return the values of the sum so far, the own ones with their weight; None: none."""
+        values, is_plain = known.values, known.is_own and self._coding is None
+        if values is None or not is_plain or not self._reduction.scales:
+            return values
+        return self._reduction.contribution(values.elements(*segment.span))
 
     def _read(
         self, segment: Segment, known: _Sum, rank: int, buffer: memoryview, *, finish: bool
@@ -164,46 +190,44 @@ class DirectTransfer(Transfer):
             arrived: Array = np.frombuffer(buffer, self._dtype)
         else:
             arrived = self._coding.decode(segment, buffer)
-        if self.weighted.must_be_finite(rank) and self.weighted.refuses(
-            self.operation, rank, arrived
-        ):
+        must_be_finite = all(map(self.weighted.must_be_finite, self._stands_for[rank]))
+        if must_be_finite and self.weighted.refuses(self.operation, rank, arrived):
             return  # no result is settled any more, so nobody gets this one
-        values = known.values
-        if values is None:
+        before = self._values(segment, known)
+        if before is None:
             self._take_alone(segment, arrived, finish=finish)
-            return
-        own: Memory | Array = values
-        if known.is_own and self._coding is None and self._reduction.scales:
-            own = self._reduction.contribution(values.elements(*segment.span))
-        self._combine(segment, own, arrived, finish=finish)
+        else:
+            self._combine(segment, before, arrived, finish=finish)
 
     def _settle(self, segment: Segment) -> None:
-        """Encode and hash the finished result of an own segment; publish it after ``begin``."""
-        self._unfinished -= 1
+        """Send the sum of the own site to the owner; or encode, hash and publish a result."""
+        if self.schedule.collects(segment):
+            self._send_on(COLLECT, segment)
+            return
         if self._coding is not None:
             self._coding.settle(segment)
-        check = self._add_to_digest(segment)
-        if self.begun:
-            self._publish(segment, check)
-        else:
-            self._held.append((segment, check))
+        self._send_on(PUBLISH, segment, self._add_to_digest(segment))
 
-    def _publish(self, segment: Segment, check: int) -> None:
+    def _send_on(self, step: int, segment: Segment, check: int | None = None) -> None:
+        """Send a segment to all ranks that expect it at a step, or hold it until ``begin``."""
+        if not self.begun:
+            self._held.append((step, segment, check))
+            return
         for outlet in self._to_rank.values():
-            leg = outlet.route.legs[PUBLISH]
-            if leg:  # otherwise the rank does not need the result
-                outlet.offer(leg[segment.offset], check)
+            hop = outlet.route.legs[step].get(segment.offset)
+            if hop is not None:
+                outlet.offer(hop, check)
 
 
 @dataclass(slots=True, eq=False)
 class _Sum:
     """A segment of the result that lacks contributions."""
 
+    lacking: int
+    """How many contributions, or sums of sites, have not been read or skipped."""
     values: Memory | None
     """Memory of the sum so far: of the own contribution at first; None: nothing was read."""
     is_own: bool = False
     """Whether the own contribution is the whole sum so far."""
-    folded: int = 1
-    """Number of contributions that are in the sum, or muted."""
     waiting: dict[int, memoryview] = field(default_factory=dict[int, memoryview])
     """Contributions that are not yet in the sum, by rank."""

@@ -29,6 +29,17 @@ def test_a_file_is_planned(tmp_path: Path) -> None:
     assert not found["would_change"]
 
 
+def test_members_of_a_site_are_shown(tmp_path: Path) -> None:
+    file = tmp_path / "links.json"
+    near = three(1000 * MB)
+    near["links"][0]["rtt_us"] = 300
+    file.write_text(json.dumps(near), "utf-8")
+    shown = CliRunner().invoke(plan, ["--file", str(file)])
+    assert "a site in a mesh: 1, 2\n" in shown.output
+    made = CliRunner().invoke(plan, ["--file", str(file), "--json"])
+    assert json.loads(made.output)["sites"] == [[1, 2]]
+
+
 def test_a_file_that_is_no_matrix_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "links.json"
     deep = "[" * 100_000

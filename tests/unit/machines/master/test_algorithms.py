@@ -22,10 +22,10 @@ from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import BYTES_PER_S_MAX, RTT_NS_MAX, TERM_GAP
 from pccl.protocol.link_messages import LinkMeasure, MeasuredLink
+from pccl.protocol.mesh_plan import SHARE_UNITS, MeshPlan
 from pccl.protocol.operation import Eager
 from pccl.protocol.types import (
     ALGORITHM_STEPS_MAX,
-    SHARE_UNITS,
     STAR_BYTES_MAX,
     AbortCause,
     Algorithm,
@@ -90,9 +90,9 @@ def test_a_table_is_read_from_the_small_ones_up(tensor_bytes: int, algorithm: Al
         AlgorithmTable((), RING, STAR),
         AlgorithmTable((AlgorithmStep(STAR_BYTES_MAX + 1, STAR),)),
         AlgorithmTable(tuple(AlgorithmStep(n, MESH) for n in range(ALGORITHM_STEPS_MAX + 1))),
-        AlgorithmTable(shares=(SHARE_UNITS, 0)),
-        AlgorithmTable(shares=(SHARE_UNITS, 0, 1)),
-        AlgorithmTable(shares=(0, 0, 0)),
+        AlgorithmTable(mesh=MeshPlan((SHARE_UNITS, 0))),
+        AlgorithmTable(mesh=MeshPlan((SHARE_UNITS, 0, 1))),
+        AlgorithmTable(mesh=MeshPlan((0, 0, 0))),
     ],
 )
 def test_tables_that_no_master_makes(table: AlgorithmTable) -> None:

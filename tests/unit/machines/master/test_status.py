@@ -20,6 +20,7 @@ from pccl.protocol.limits import (
     RTT_NS_MAX,
 )
 from pccl.protocol.link_messages import LinkMeasure, LinkPath, MeasuredLink
+from pccl.protocol.mesh_plan import MESH_MEMBERS_MAX, SHARE_UNITS, MeshPlan
 from pccl.protocol.status_report import (
     FIGURE_NAME_BYTES_MAX,
     FIGURES_MAX,
@@ -38,9 +39,7 @@ from pccl.protocol.types import (
     ALGORITHM_STEPS_MAX,
     HOST_CHARACTERS_MAX,
     LOSS_MAX,
-    MESH_MEMBERS_MAX,
     NAME_BYTES_MAX,
-    SHARE_UNITS,
     AbortCause,
     Algorithm,
     AlgorithmStep,
@@ -405,7 +404,7 @@ def _largest_bytes() -> int:
         peer, name, u32, host, 65535, False, most, most, text, most, b"f" * 16
     )
     steps = (AlgorithmStep(most, Algorithm.MESH),) * ALGORITHM_STEPS_MAX
-    plan = AlgorithmTable(steps, shares=(SHARE_UNITS,) * MESH_MEMBERS_MAX)
+    plan = AlgorithmTable(steps, mesh=MeshPlan((SHARE_UNITS,) * MESH_MEMBERS_MAX))
     groups = GroupStatus(u32, most, u32, (most,) * status.VIEWS_SHOWN_MAX, plan)
     unplanned, others = replace(groups, plan=None), status.GROUPS_SHOWN_MAX - status.PLANS_SHOWN_MAX
     rounds = RoundStatus(RoundId(RoundKind.UPDATE_TOPOLOGY, most), most, u32, missing, u32)

@@ -37,6 +37,21 @@ def test_one_slow_uplink() -> None:
     assert bounds.shares[0] == pytest.approx(0, abs=1e-9)
 
 
+def test_machines_behind_one_port() -> None:
+    """Each of three machines sends to three others a sixth of the tensor, twice; in two levels the
+    place sends the sums of one half, and the results of the other half."""
+    homes = network(2, [], [SitePort(8_000_000, 8_000_000)] * 2)
+    bounds = bounds_of(WanRates.of(homes.with_machines(3)))
+    assert bounds.mesh == pytest.approx(3 / 1_000_000)
+    assert bounds.weighted == pytest.approx(3 / 1_000_000)
+    assert bounds.two_levels == pytest.approx(1 / 1_000_000)
+    assert bounds_of(WanRates.of(homes)).two_levels is None
+    # Of two pairs of machines, each link between them carries a quarter instead of a half.
+    pairs = network(2, [8_000_000] * 2, []).with_machines(2)
+    assert bounds_of(WanRates.of(pairs)).mesh == pytest.approx(1 / 2 / 1_000_000)
+    assert bounds_of(WanRates.of(pairs)).two_levels == pytest.approx(1 / 4 / 1_000_000)
+
+
 def test_connections_multiply_a_limit_of_one() -> None:
     matrix = SiteMatrix.load("gcp12")
     one, four = bounds_of(WanRates.of(matrix)), bounds_of(WanRates.of(matrix, lanes=4))
