@@ -48,8 +48,8 @@ from pccl.errors import NotConnected
 from pccl.observe.logs import show_log
 from pccl.observe.process import dump_stacks_on_request
 from pccl.protocol.limits import Timing
-from pccl.protocol.tags import hash_of
 from pccl.protocol.types import PeerId
+from pccl.protocol.vocabulary.tags import hash_of
 from pccl.runtime.control.greeting import encryption
 from pccl.runtime.requests import ReduceInfo, ReduceRequest
 from pccl.telemetry.events import PeerReport

@@ -14,9 +14,9 @@ from typing import Any, cast
 from pccl.observe.summary import US_PER_S
 from pccl.protocol.limits import BYTES_PER_S_MAX, RTT_NS_MAX
 from pccl.protocol.link_messages import LinkMeasure
-from pccl.protocol.mesh_plan import EQUAL_MESH, SHARE_UNITS
 from pccl.protocol.status_report import EndedStatus, StatusReport
 from pccl.protocol.types import Algorithm, AlgorithmTable, PeerId
+from pccl.protocol.vocabulary.mesh_plan import EQUAL_MESH, SHARE_UNITS
 from pccl.telemetry.names import name_flaw
 from pccl.topology.cost_model import AssumedLinks, usable_costs
 from pccl.topology.planner import plan_view

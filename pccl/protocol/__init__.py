@@ -1,8 +1,7 @@
 """The pure vocabulary of the protocol, and its encoding in bytes.
 
 * ``types``: ids, views, operations, rosters, enums.
-* ``tags``: tags of operations, also of those of some members only.
-* ``mesh_plan``: how the members of a view divide a mesh.
+* ``vocabulary``: values that ``types`` builds on.
 * ``data_type``: the element types of tensors.
 * ``errors``: the tree of errors that a caller may see.
 * ``limits``: every deadline and every bound, each with its reason.

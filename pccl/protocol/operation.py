@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from pccl.protocol.limits import PEERS_MAX
-from pccl.protocol.tags import subset_tag, tag_text
 from pccl.protocol.types import AtMost, Below, Descriptor, PeerId
+from pccl.protocol.vocabulary.tags import subset_tag, tag_text
 
 LATE_BYTES_MAX = 256 << 20
 """Bytes of results that a member keeps for late members; it keeps no larger result."""

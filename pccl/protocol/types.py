@@ -19,9 +19,9 @@ from pccl.protocol.guards.bounds import AtMost as AtMost
 from pccl.protocol.guards.bounds import Below as Below
 from pccl.protocol.guards.bounds import UpTo as UpTo
 from pccl.protocol.guards.contributions import ContributionGuard
-from pccl.protocol.mesh_plan import EQUAL_MESH, MeshPlan
-from pccl.protocol.tags import SYNC_TAG as SYNC_TAG
-from pccl.protocol.tags import tag_text
+from pccl.protocol.vocabulary.mesh_plan import EQUAL_MESH, MeshPlan
+from pccl.protocol.vocabulary.tags import SYNC_TAG as SYNC_TAG
+from pccl.protocol.vocabulary.tags import tag_text
 
 PeerId = NewType("PeerId", int)
 """One incarnation of one process in a run. Ids grow: a peer that joins later has a larger id."""

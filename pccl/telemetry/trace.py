@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from pccl.protocol.operation import Phase
-from pccl.protocol.tags import shown_tag
 from pccl.protocol.types import NS_PER_S, SYNC_TAG, OperationId
+from pccl.protocol.vocabulary.tags import shown_tag
 from pccl.telemetry.clocks import Alignment, order_shifts
 from pccl.telemetry.names import with_name
 from pccl.telemetry.records import TIME_NS_MAX, Record, RecordedSegment

@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from itertools import combinations, permutations
 from math import inf
 
-from pccl.protocol.mesh_plan import EQUAL_MESH, MESH_MEMBERS_MAX, MeshPlan
 from pccl.protocol.types import NS_PER_S, Algorithm, PeerId
+from pccl.protocol.vocabulary.mesh_plan import EQUAL_MESH, MESH_MEMBERS_MAX, MeshPlan
 from pccl.topology.link_measures import LinkMatrix
 from pccl.topology.ring_order import Pair
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 from itertools import combinations, pairwise, permutations
 
 from pccl.protocol.link_messages import LinkMeasure
-from pccl.protocol.mesh_plan import EQUAL_MESH, MESH_MEMBERS_MAX, MeshPlan
 from pccl.protocol.types import (
     ALGORITHM_STEPS_MAX,
     STAR_BYTES_MAX,
@@ -21,6 +20,7 @@ from pccl.protocol.types import (
     AlgorithmTable,
     PeerId,
 )
+from pccl.protocol.vocabulary.mesh_plan import EQUAL_MESH, MESH_MEMBERS_MAX, MeshPlan
 from pccl.topology.cost_model import (
     AssumedLinks,
     Cost,

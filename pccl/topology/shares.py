@@ -27,7 +27,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pccl.protocol.mesh_plan import SHARE_UNITS
+from pccl.protocol.vocabulary.mesh_plan import SHARE_UNITS
 from pccl.topology.cost_model import mesh_s_per_byte
 
 _PIVOTS_MAX = 4

@@ -116,5 +116,5 @@ def test_the_factor_can_be_said() -> None:
 
 def test_without_it_the_machine_is_measured() -> None:
     limit_s, promise_s = map(float, limit(None).stdout.split())
-    assert limit_s >= 120.0
-    assert limit_s == pytest.approx(40 * promise_s)
+    assert 120.0 <= limit_s <= 400.0
+    assert limit_s == pytest.approx(min(40 * promise_s, 400.0))

@@ -23,7 +23,6 @@ from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameKind
 from pccl.protocol.guards.contributions import ContributionGuard, GuardAction
-from pccl.protocol.mesh_plan import EQUAL_MESH
 from pccl.protocol.types import (
     UNQUANTIZED,
     WEIGHT_MAX,
@@ -32,6 +31,7 @@ from pccl.protocol.types import (
     ReduceOp,
     WireFormat,
 )
+from pccl.protocol.vocabulary.mesh_plan import EQUAL_MESH
 from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.memory import Memory
 from pccl.stress.sim.fold import differences, fold, weighed

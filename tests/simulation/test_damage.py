@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from pccl.collectives.schedules.direct import PUBLISH
 from pccl.machines.peer.events import ReduceCall
 from pccl.machines.peer.machine import Standing
 from pccl.protocol.data_type import DataType
@@ -155,9 +156,9 @@ HOW: dict[str, tuple[Algorithm, Quantization, range]] = {
     "quantized partial sum": (Algorithm.RING, INT8, range(2)),
     "quantized gather": (Algorithm.RING, INT8, range(2, 4)),
     "contribution to a star": (Algorithm.STAR, UNQUANTIZED, range(1)),
-    "result of a star": (Algorithm.STAR, UNQUANTIZED, range(1, 2)),
+    "result of a star": (Algorithm.STAR, UNQUANTIZED, range(PUBLISH, PUBLISH + 1)),
     "contribution to a mesh": (Algorithm.MESH, UNQUANTIZED, range(1)),
-    "result of a mesh": (Algorithm.MESH, INT8, range(1, 2)),
+    "result of a mesh": (Algorithm.MESH, INT8, range(PUBLISH, PUBLISH + 1)),
 }
 
 

@@ -16,7 +16,6 @@ from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.checksum import payload_hash
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader, FrameKind
-from pccl.protocol.mesh_plan import EQUAL_MESH, MeshPlan
 from pccl.protocol.types import (
     UNQUANTIZED,
     Algorithm,
@@ -26,6 +25,7 @@ from pccl.protocol.types import (
     Quantization,
     ReduceOp,
 )
+from pccl.protocol.vocabulary.mesh_plan import EQUAL_MESH, MeshPlan
 from pccl.runtime.collective import memory
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.collective.operand import Operand, borrow, borrow_many

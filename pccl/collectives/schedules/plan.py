@@ -10,9 +10,9 @@ from pccl.collectives.schedules.direct import DirectSchedule
 from pccl.collectives.schedules.exchange import ExchangeSchedule
 from pccl.collectives.schedules.gather import GatherSchedule
 from pccl.collectives.schedules.ring import RingSchedule
-from pccl.protocol.mesh_plan import EQUAL_MESH, MeshPlan
 from pccl.protocol.operation import BlockLengths
 from pccl.protocol.types import Algorithm, Collective, Descriptor
+from pccl.protocol.vocabulary.mesh_plan import EQUAL_MESH, MeshPlan
 
 Schedule = RingSchedule | BroadcastSchedule | DirectSchedule | GatherSchedule | ExchangeSchedule
 

@@ -38,8 +38,8 @@ from pccl.protocol.limits import (
 )
 from pccl.protocol.messages import OperationRequest
 from pccl.protocol.operation import Eager
-from pccl.protocol.tags import is_of_subset
 from pccl.protocol.types import Descriptor, OperationId, PeerId
+from pccl.protocol.vocabulary.tags import is_of_subset
 
 _ALL = -1
 

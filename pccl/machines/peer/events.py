@@ -14,7 +14,6 @@ from pccl.machines.results import StoreResult as StoreResult
 from pccl.machines.results import SyncResult as SyncResult
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
-from pccl.protocol.mesh_plan import EQUAL_MESH, MeshPlan
 from pccl.protocol.operation import BlockLengths, Eager, Subset
 from pccl.protocol.run_messages import EvidenceKind
 from pccl.protocol.shared_state import Difference, Elected, Offer
@@ -22,6 +21,7 @@ from pccl.protocol.status_report import Figures
 from pccl.protocol.types import NOBODY, Descriptor, Hosts, Member, OperationId, PeerId, Roster
 from pccl.protocol.types import Quorum as Quorum
 from pccl.protocol.types import RoundKind as RoundKind
+from pccl.protocol.vocabulary.mesh_plan import EQUAL_MESH, MeshPlan
 
 # -- events ------------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from pccl.machines.repair import Gap, find_gaps
 from pccl.protocol import messages as msg
 from pccl.protocol.guards.contributions import FlaggedContribution
 from pccl.protocol.limits import MISSED_KEPT_MAX
-from pccl.protocol.mesh_plan import EQUAL_MESH, MeshPlan
 from pccl.protocol.operation import TRANSITIONS, BlockLengths, Eager, Phase, Subset, name_tag
 from pccl.protocol.shared_state import Elected, Offer, SyncPurpose
 from pccl.protocol.types import (
@@ -32,6 +31,7 @@ from pccl.protocol.types import (
     PeerId,
     Roster,
 )
+from pccl.protocol.vocabulary.mesh_plan import EQUAL_MESH, MeshPlan
 
 MISSED_CAUSES = (AbortCause.DESCRIPTOR_MISMATCH, AbortCause.WITHDRAWN)
 """Only aborts of these causes are kept for later calls. A loss closes the view, and with it all

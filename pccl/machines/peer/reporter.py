@@ -33,8 +33,8 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
 from pccl.protocol.operation import Eager, Phase
-from pccl.protocol.tags import shown_tag
 from pccl.protocol.types import NS_PER_S, Member, PeerId
+from pccl.protocol.vocabulary.tags import shown_tag
 from pccl.telemetry import events as tell
 from pccl.telemetry.names import Names
 from pccl.telemetry.recorder import Recorder

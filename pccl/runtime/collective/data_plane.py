@@ -25,10 +25,10 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.guards.early_store import EarlyStore
 from pccl.protocol.limits import ANNOUNCE_BYTES_MAX, FLOWS_MAX
-from pccl.protocol.mesh_plan import EQUAL_MESH, MeshPlan
 from pccl.protocol.messages import Progress
 from pccl.protocol.operation import BlockLengths, Eager
 from pccl.protocol.types import Collective, Descriptor, OperationId, PeerId, ReduceOp
+from pccl.protocol.vocabulary.mesh_plan import EQUAL_MESH, MeshPlan
 from pccl.runtime.collective.buffers import Buffers
 from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.operand import Operand, nothing

@@ -14,9 +14,9 @@ from pccl.collectives.reductions import Reduction, Scratch
 from pccl.collectives.schedules.plan import Schedule, schedule_of
 from pccl.machines.peer.eager import fingerprint
 from pccl.protocol.data_type import DataType
-from pccl.protocol.mesh_plan import EQUAL_MESH, MeshPlan
 from pccl.protocol.operation import BlockLengths
 from pccl.protocol.types import Descriptor, PeerId
+from pccl.protocol.vocabulary.mesh_plan import EQUAL_MESH, MeshPlan
 
 PLANS_MAX = 256
 """Number of plans that are kept."""

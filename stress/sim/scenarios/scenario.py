@@ -284,15 +284,12 @@ def draw(seed: int, *, quorums: bool = True) -> Scenario:
         timing=timing,
         settles_ns=_settling_ns(timing) if rng.random() < 0.3 else 0,
     )
-    eager = Random(f"{seed}/eager").choice((0, 64, 256, EAGER_BYTES_MAX))
-    machine_size = Random(f"{seed}/machines").choice((1,) * 6 + (2, 3, peers, peers))
-    relays = Random(f"{seed}/relays").random() < 0.5
-    site_size = Random(f"{seed}/sites").choice((1,) * 3 + (2, 2, 3, 4))
+    relays, far = Random(f"{seed}/relays").random() < 0.5, latency_ns >= 5 * MS
     scenario = replace(
         scenario,
-        eager_bytes_max=eager,
-        machine_size=machine_size,
-        site_size=site_size if latency_ns >= 5 * MS else 1,
+        eager_bytes_max=Random(f"{seed}/eager").choice((0, 64, 256, EAGER_BYTES_MAX)),
+        machine_size=Random(f"{seed}/machines").choice((1,) * 6 + (2, 3, peers, peers)),
+        site_size=Random(f"{seed}/sites").choice((1, 1, 1, 2, 2, 3, 4)) if far else 1,
         relays=relays,
     )
     syncs = draw_syncs(seed) if peers not in _CROWDS else None

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl.protocol.limits import BYTES_PER_S_MAX
-from pccl.protocol.mesh_plan import MESH_MEMBERS_MAX, SHARE_UNITS
+from pccl.protocol.vocabulary.mesh_plan import MESH_MEMBERS_MAX, SHARE_UNITS
 from pccl.topology.cost_model import mesh_s_per_byte
 from pccl.topology.shares import best_shares
 

@@ -11,8 +11,8 @@ import pytest
 from pccl.inquiry import to_json
 from pccl.observe import plan as plans
 from pccl.protocol.link_messages import LinkMeasure
-from pccl.protocol.mesh_plan import SHARE_UNITS, MeshPlan
 from pccl.protocol.types import Algorithm, AlgorithmStep, AlgorithmTable, PeerId
+from pccl.protocol.vocabulary.mesh_plan import SHARE_UNITS, MeshPlan
 from tests.support.statuses import SAMPLE, ended
 
 MB = 1_000_000

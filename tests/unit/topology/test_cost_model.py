@@ -7,8 +7,8 @@ from itertools import permutations
 import pytest
 
 from pccl.protocol.link_messages import LinkMeasure
-from pccl.protocol.mesh_plan import MeshPlan
 from pccl.protocol.types import PeerId
+from pccl.protocol.vocabulary.mesh_plan import MeshPlan
 from pccl.topology.cost_model import AssumedLinks, Cost, mesh_cost, ring_cost, star_cost
 from tests.support.link_matrices import LAN, MS, US, peers, uniform
 

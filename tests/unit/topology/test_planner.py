@@ -8,7 +8,6 @@ from typing import NoReturn
 import pytest
 
 from pccl.protocol.link_messages import LinkMeasure
-from pccl.protocol.mesh_plan import MESH_MEMBERS_MAX, SHARE_UNITS, MeshPlan
 from pccl.protocol.types import (
     STAR_BYTES_MAX,
     Algorithm,
@@ -16,6 +15,7 @@ from pccl.protocol.types import (
     AlgorithmTable,
     PeerId,
 )
+from pccl.protocol.vocabulary.mesh_plan import MESH_MEMBERS_MAX, SHARE_UNITS, MeshPlan
 from pccl.topology.cost_model import AssumedLinks
 from pccl.topology.planner import near_sites, plan_view
 from pccl.topology.ring_order import Pair

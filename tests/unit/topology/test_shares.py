@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl.protocol.mesh_plan import SHARE_UNITS
+from pccl.protocol.vocabulary.mesh_plan import SHARE_UNITS
 from pccl.topology.cost_model import mesh_s_per_byte
 from pccl.topology.shares import best_shares, in_units
 

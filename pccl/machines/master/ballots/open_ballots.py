@@ -23,13 +23,13 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX, TAGS_PER_VIEW_MAX
 from pccl.protocol.operation import Eager, Phase, Subset, name_peers
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Elected, Expected
-from pccl.protocol.tags import is_of_subset
 from pccl.protocol.types import (
     SYNC_TAG,
     AbortCause,
     OperationId,
     PeerId,
 )
+from pccl.protocol.vocabulary.tags import is_of_subset
 from pccl.telemetry.ended import EndedCall
 
 _SUPERSEDED = "the other members went on in a newer view"

@@ -22,7 +22,6 @@ from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import BYTES_PER_S_MAX, RTT_NS_MAX, TERM_GAP
 from pccl.protocol.link_messages import LinkMeasure, MeasuredLink
-from pccl.protocol.mesh_plan import SHARE_UNITS, MeshPlan
 from pccl.protocol.operation import Eager
 from pccl.protocol.types import (
     ALGORITHM_STEPS_MAX,
@@ -40,6 +39,7 @@ from pccl.protocol.types import (
     RoundKind,
     WireFormat,
 )
+from pccl.protocol.vocabulary.mesh_plan import SHARE_UNITS, MeshPlan
 from pccl.topology.cost_model import AssumedLinks
 from pccl.topology.link_measures import ToldMeasures
 from pccl.topology.ring_order import Pair

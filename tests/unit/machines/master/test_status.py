@@ -20,7 +20,6 @@ from pccl.protocol.limits import (
     RTT_NS_MAX,
 )
 from pccl.protocol.link_messages import LinkMeasure, LinkPath, MeasuredLink
-from pccl.protocol.mesh_plan import MESH_MEMBERS_MAX, SHARE_UNITS, MeshPlan
 from pccl.protocol.status_report import (
     FIGURE_NAME_BYTES_MAX,
     FIGURES_MAX,
@@ -50,6 +49,7 @@ from pccl.protocol.types import (
     RoundId,
     RoundKind,
 )
+from pccl.protocol.vocabulary.mesh_plan import MESH_MEMBERS_MAX, SHARE_UNITS, MeshPlan
 from pccl.telemetry.ended import KEPT_MAX
 from tests.support.master_stage import SECOND, SUM, MasterStage
 from tests.support.scenarios import key, op

@@ -6,8 +6,8 @@ import pytest
 
 from pccl.checks import TAG_MAX
 from pccl.protocol.operation import Subset, name_tag
-from pccl.protocol.tags import hash_of, is_of_subset, shown_tag, tag_text
 from pccl.protocol.types import SYNC_TAG, OperationId, PeerId
+from pccl.protocol.vocabulary.tags import hash_of, is_of_subset, shown_tag, tag_text
 
 PEERS = tuple(map(PeerId, (7, 9, 12)))
 
