@@ -6,6 +6,7 @@ those of one gigabyte over these links, computed elsewhere, not by the planner.
 
 from __future__ import annotations
 
+from itertools import permutations
 from random import Random
 
 import numpy as np
@@ -25,7 +26,8 @@ from pccl.protocol.types import (
 )
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.requests import ReduceRequest, RunRequest
-from pccl.stress.emulator.sites.matrix import SiteMatrix
+from pccl.stress.emulator.sites.matrix import SiteMatrix, SitePort
+from pccl.stress.emulator.spec import LinkSpec
 from tests.support.virtual_runs import VirtualRun
 
 SCALE = 200
@@ -39,10 +41,18 @@ NETWORK = {"latency_ns": 1_000_000, "ragged": False, "bytes_per_s": None, "windo
 class Regions:
     """A run whose peers stand at the sites of a matrix."""
 
-    def __init__(self, matrix: str | SiteMatrix, first: int | None = None) -> None:
+    def __init__(
+        self,
+        matrix: str | SiteMatrix,
+        first: int | None = None,
+        *,
+        segment_bytes: int | None = None,
+    ) -> None:
         self.matrix = SiteMatrix.load(matrix) if isinstance(matrix, str) else matrix
         self.size = first or len(self.matrix.sites)
-        self.run = VirtualRun([0] * self.size, NETWORK, limit_s=20_000, lanes=1)
+        self.run = VirtualRun(
+            [0] * self.size, NETWORK, limit_s=20_000, lanes=1, segment_bytes=segment_bytes
+        )
         for one in range(self.size):
             for other in range(one + 1, self.size):
                 self.set_rate(one, other, 1)
@@ -166,6 +176,43 @@ def test_two_sites_add_up_inside_first() -> None:
         assert across_s + 0.1 < took_s < 1.2 * (across_s + 0.1)
         int8 = Quantization(WireFormat.INT8, 32)
         assert await regions.reduce(quantization=int8) < 0.4 * took_s
+        await regions.run.close()
+
+    regions.run.run_test(main())
+
+
+def two_continents() -> SiteMatrix:
+    """Three machines in each of six regions of AWS; the ids go round the regions."""
+    aws = SiteMatrix.load("aws10")
+    regions = [
+        aws.sites.index(name)
+        for name in ("Virginia", "Ohio", "Oregon", "London", "Frankfurt", "Ireland")
+    ]
+    at = regions * 3
+    inside = LinkSpec.parse("rate=10gbit,rtt=400us")
+    links = {
+        (one, other): aws.links.get((at[one], at[other]), inside)
+        for one, other in permutations(range(len(at)), 2)
+    }
+    names = tuple(f"{aws.sites[place]}-{number}" for number, place in enumerate(at))
+    return SiteMatrix("two-continents", names, links, (SitePort(),) * len(at))
+
+
+def test_eighteen_peers_on_two_continents() -> None:
+    """Of 1.073 GB; bounds are those of bytes alone, the best ring by exhaustive search."""
+    # Short segments, because a large tensor has many of them.
+    regions = Regions(two_continents(), segment_bytes=16 << 10)
+
+    async def main() -> None:
+        await regions.run.start()
+        assert regions.plan.mesh.sites == (0, 1, 2, 3, 4, 5) * 3
+        await regions.reduce(Algorithm.MESH)
+        took_s = await regions.reduce(Algorithm.MESH)
+        # The slowest link has 404 Mbit/s; of an 18th it carries a third each way, twice.
+        across_s = 4 * COUNT / 18 * 2 / 3 / (404e6 / 8 / SCALE)
+        assert across_s < took_s < 1.1 * (across_s + 4 * 0.072)
+        ring_s = 2 * 17 / 18 * 4 * COUNT / (1.1e9 / 8 / SCALE)
+        assert ring_s > 12 * took_s
         await regions.run.close()
 
     regions.run.run_test(main())
