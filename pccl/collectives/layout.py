@@ -26,6 +26,11 @@ _SEGMENTS_PER_CHUNK = 4
 """Several, so that a ring's steps overlap: a rank forwards a segment while it receives the next."""
 _PAGE_BYTES = 4096
 
+_SHARE_SEGMENTS, _SHARE_SEGMENT_BYTES_MIN = 8, 16 << 10
+"""The same for chunks by shares. A member with a slow link owns a small chunk. It publishes a
+segment after the contribution that comes over that link. So the link carries its last segment when
+all other work is done, and small chunks need small segments, too."""
+
 
 def segment_bytes_for(tensor_bytes: int, world_size: int, *, near: bool = False) -> int:
     """Return the segment size for a tensor: a fixed part of a chunk, in whole pages, bounded.
@@ -39,6 +44,11 @@ def segment_bytes_for(tensor_bytes: int, world_size: int, *, near: bool = False)
     nbytes = -(-tensor_bytes // (world_size * parts * _PAGE_BYTES)) * _PAGE_BYTES
     largest = NEAR_SEGMENT_BYTES_MAX if near else SEGMENT_BYTES_MAX
     return min(largest, max(SEGMENT_BYTES_MIN, nbytes))
+
+
+def _share_segment_bytes(chunk_bytes: int) -> int:
+    pages = -(-chunk_bytes // (_SHARE_SEGMENTS * _PAGE_BYTES))
+    return max(_SHARE_SEGMENT_BYTES_MIN, pages * _PAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +119,14 @@ class SegmentLayout:
             raise ValueError(f"invalid layout: {count=} {itemsize=} {world_size=} {segment_bytes=}")
         self.nbytes = count * itemsize
         self.world_size = world_size
-        step = segment_bytes // itemsize * itemsize
         ends = _ends(count, shares) if shares else _equal_ends(count, world_size)
         self._chunks: list[tuple[Segment, ...]] = []
         position = offset = 0
         for last in ends:
             end = last * itemsize
             segments: list[Segment] = []
+            wanted = _share_segment_bytes(end - offset) if shares else segment_bytes
+            step = min(segment_bytes, wanted) // itemsize * itemsize
             while offset < end:
                 length = min(step, end - offset)
                 wire = length
