@@ -110,6 +110,9 @@ class Communicator(CommunicatorBase, GroupCalls):
     ) -> None:
         """Admit newcomers that are ready. Joint call of all members of all groups.
 
+        If the measured links have changed, the master may also renew the plan of a group, at most
+        once a minute: the algorithms of ``algorithm="auto"`` and the shares of a mesh.
+
         World sizes change in this call, and when a collective returns or raises. After Evicted and
         MasterLost, this call joins the run again, as a newcomer.
 
@@ -137,10 +140,10 @@ class Communicator(CommunicatorBase, GroupCalls):
         return await self._run(_round(self._engine, RoundKind.PEERS_PENDING, timeout_s))
 
     async def optimize_topology(self, *, timeout_s: float | None = None) -> None:
-        """Settle the order of the rings. Joint call of all members of all groups.
+        """Renew the plans of all groups at once. Joint call of all members of all groups.
 
-        For now, rings stay in the order of the ids. If the measured links have changed, the master
-        chooses the algorithms of ``algorithm="auto"`` again, in a new view.
+        If the measured links have changed, the master chooses the algorithms of
+        ``algorithm="auto"`` and the shares of a mesh again, in a new view. Rings keep their order.
 
         Raises:
             TooFewPeers: this peer is alone in the run. Wait for newcomers in ``update_topology``.

@@ -35,17 +35,20 @@ class LinkMeasures:
         """All known measures."""
         return self._known
 
-    def note(self, reporter: PeerId, other: PeerId, measure: LinkMeasure) -> None:
-        """Record a report of ``reporter``, cut to what a peer can measure.
+    def note(self, reporter: PeerId, other: PeerId, measure: LinkMeasure) -> bool:
+        """Record a report of ``reporter``, cut to what a peer can measure; return if it is news.
 
         If ``other`` is the reporter itself, the speed is that of its uplink.
         """
+        speed = min(measure.bytes_per_s, BYTES_PER_S_MAX)
         if other == reporter:
-            self.uplinks[reporter] = min(measure.bytes_per_s, BYTES_PER_S_MAX)
-            return
-        self._known[reporter, other] = LinkMeasure(
-            min(measure.rtt_ns, RTT_NS_MAX), min(measure.bytes_per_s, BYTES_PER_S_MAX)
-        )
+            is_news = self.uplinks.get(reporter) != speed
+            self.uplinks[reporter] = speed
+            return is_news
+        cut = LinkMeasure(min(measure.rtt_ns, RTT_NS_MAX), speed)
+        is_news = self._known.get((reporter, other)) != cut
+        self._known[reporter, other] = cut
+        return is_news
 
     def forget(self, gone: Collection[PeerId]) -> None:
         """Forget the measures of these peers, because they have left."""
@@ -61,29 +64,31 @@ class ToldMeasures:
 
     def __init__(self) -> None:
         self._told: dict[PeerId, LinkMeasure] = {}
-        self._newest: dict[PeerId, LinkMeasure] = {}
+        self._untold: dict[PeerId, LinkMeasure] = {}
+        """Newer ones that differ from these by more than noise of the round trip."""
 
     def news(self, links: Collection[MeasuredLink]) -> tuple[MeasuredLink, ...]:
         """Return the links whose measure has changed much, and record them as reported."""
-        self._newest.update({link.peer: link.measure for link in links})
         news = tuple(link for link in links if self._has_changed(link))
         self._told.update({link.peer: link.measure for link in news})
+        now = self._untold | {link.peer: link.measure for link in links}
+        self._untold = {peer: one for peer, one in now.items() if _differs(self._told[peer], one)}
         return news
 
     def newest(self) -> tuple[MeasuredLink, ...]:
-        """Return all measures that differ from the reported ones, and record them as reported."""
-        news = tuple(
-            MeasuredLink(peer, measure)
-            for peer, measure in self._newest.items()
-            if self._told.get(peer) != measure
-        )
-        self._told.update(self._newest)
+        """Return all measures that differ from the reported ones, and record them as reported.
+
+        That excludes noise of the round trip, which changes without traffic, too.
+        """
+        news = tuple(MeasuredLink(peer, measure) for peer, measure in self._untold.items())
+        self._told.update(self._untold)
+        self._untold.clear()
         return news
 
     def keep(self, peers: Collection[PeerId]) -> None:
         """Keep the measures of links to these peers only."""
         self._told = {peer: told for peer, told in self._told.items() if peer in peers}
-        self._newest = {peer: known for peer, known in self._newest.items() if peer in peers}
+        self._untold = {peer: known for peer, known in self._untold.items() if peer in peers}
 
     def all(self) -> Iterator[MeasuredLink]:
         """Yield all reported measures, for a master that has none."""
@@ -94,10 +99,17 @@ class ToldMeasures:
         told, now = self._told.get(link.peer), link.measure
         if told is None:
             return True
-        differs_ns = abs(told.rtt_ns - now.rtt_ns)
         return _is_other(told.bytes_per_s, now.bytes_per_s) or (
-            differs_ns > _RTT_NOISE_NS and _is_other(told.rtt_ns, now.rtt_ns)
+            not _is_noise(told.rtt_ns, now.rtt_ns) and _is_other(told.rtt_ns, now.rtt_ns)
         )
+
+
+def _differs(told: LinkMeasure, now: LinkMeasure) -> bool:
+    return told.bytes_per_s != now.bytes_per_s or not _is_noise(told.rtt_ns, now.rtt_ns)
+
+
+def _is_noise(told_ns: int, now_ns: int) -> bool:
+    return abs(told_ns - now_ns) <= _RTT_NOISE_NS
 
 
 def _is_other(told: int, now: int) -> bool:

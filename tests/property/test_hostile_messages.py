@@ -452,9 +452,9 @@ def test_of_a_crowd_that_nobody_can_reach_some_are_looked_at() -> None:
     members = [membership.peers[PeerId(number)] for number in range(1, 1001)]
     for one, other in pairwise([*members, members[0]]):
         membership.report_link(other.id, one.id, None, 0)
-    membership.admit(members[:1], set(), set())
+    membership.admit(members[:1], {}, set())
     for member in members[1:]:
-        membership.admit([member], set(), set())
+        membership.admit([member], {}, set())
     first, last = membership.order(0)[0], membership.order(0)[-1]
     for number in range(1001, 2001):
         membership.report_link(PeerId(number), first, "refused", 0)

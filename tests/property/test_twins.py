@@ -317,7 +317,7 @@ def test_membership_agrees_with_its_dumb_twin(seed: int) -> None:
                 ready = real.admissible()
                 busy = {(rng.choice([0, 1]), rng.randint(1, 6))}
                 if ready:
-                    real.admit(ready, set(), busy)
+                    real.admit(ready, {}, busy)
                     dumb.admit([p.id for p in ready], busy)
             case "remove" if real.peers:
                 peer = rng.choice([*real.peers])

@@ -123,7 +123,13 @@ class Regions:
         return self.run.loop.time() - began_s
 
     async def optimize(self) -> None:
-        request = RunRequest(RoundKind.OPTIMIZE_TOPOLOGY)
+        await self._round(RoundKind.OPTIMIZE_TOPOLOGY)
+
+    async def update(self) -> None:
+        await self._round(RoundKind.UPDATE_TOPOLOGY)
+
+    async def _round(self, kind: RoundKind) -> None:
+        request = RunRequest(kind)
         await self.run.all([engine.round(request) for engine in self.run.engines])
 
 
@@ -234,6 +240,36 @@ def test_eighteen_peers_on_two_continents() -> None:
         assert across_s < took_s < 1.1 * (across_s + 4 * 0.072)
         ring_s = 2 * 17 / 18 * 4 * COUNT / (1.1e9 / 8 / SCALE)
         assert ring_s > 12 * took_s
+        await regions.run.close()
+
+    regions.run.run_test(main())
+
+
+def test_shares_come_without_a_call() -> None:
+    """Only ``update_topology`` is called, as by the wrappers."""
+    regions = Regions("aws10", 6)
+
+    async def main() -> None:
+        await regions.run.start()
+        await regions.update()
+        assert regions.plan.mesh.shares == ()
+        equal_s = await regions.reduce()
+        assert equal_s == pytest.approx(regions.bound_s([1] * 6), rel=0.05)
+        await regions.update()
+        planned, planned_at_s = regions.plan, regions.run.loop.time()
+        planned_s = await regions.reduce()
+        gain = regions.bound_s([1] * 6) / regions.bound_s(planned.mesh.shares)
+        assert gain > 1.25
+        assert equal_s / planned_s == pytest.approx(gain, rel=0.05)
+
+        regions.set_rate(0, 1, 0.1)
+        degraded_s = 0.0
+        while regions.plan is planned:
+            degraded_s = await regions.reduce()
+            await regions.update()
+        assert 60 <= regions.run.loop.time() - planned_at_s < 60 + degraded_s
+        gain = regions.bound_s(planned.mesh.shares) / regions.bound_s(regions.plan.mesh.shares)
+        assert degraded_s / await regions.reduce() == pytest.approx(gain, rel=0.2)
         await regions.run.close()
 
     regions.run.run_test(main())

@@ -49,7 +49,7 @@ class MeetingRun:
 
     def admit(self, *peers: int, group: int = 0) -> None:
         """Peers become members; the ring has them in this order."""
-        self.membership.admit([self.register(peer, group) for peer in peers], set(), set())
+        self.membership.admit([self.register(peer, group) for peer in peers], {}, set())
         assert self.membership.order(group) == list(peers)
 
     def link(self, one: PeerId, *others: PeerId, relay: PeerId | None = None) -> None:

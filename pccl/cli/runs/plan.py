@@ -61,8 +61,8 @@ def plan(
     every algorithm by the measured links. The last calls of the run of the same size show how long
     they took. The request does not change the run.
 
-    A group keeps its plan until its members change, or call optimize_topology and another plan is
-    much faster.
+    A group keeps its plan until its members change, or until another plan is much faster when they
+    call update_topology or optimize_topology.
     """
     if file is not None:
         known = _from_file(file, group)

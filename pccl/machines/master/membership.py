@@ -209,6 +209,8 @@ class Membership:
         self._groups: dict[int, _Group] = {}
         self.links = LinkStates()
         self._measures = LinkMeasures()
+        self.measured: set[int] = set()
+        """The groups of which a measure has changed since the last plan."""
 
     # -- peers ---------------------------------------------------------------------------------
 
@@ -260,20 +262,21 @@ class Membership:
         """Record what ``reporter`` measured of its uplink and of its links in its group."""
         for link in links:
             there = self.peers.get(link.peer)
-            if there is None:
+            if there is None or there.group != self.peers[reporter].group:
                 continue
-            if there.group == self.peers[reporter].group:
-                self._measures.note(reporter, link.peer, link.measure)
+            if self._measures.note(reporter, link.peer, link.measure) and there.admitted:
+                self.measured.add(there.group)
 
-    def outdated(self) -> set[int]:
-        """Return the groups for which another plan than that of the newest view is much faster."""
-        return {
-            group
-            for group, state in self._groups.items()
-            if state.order
-            and (present := state.open_views[state.newest_view].algorithms)
-            != self._algorithms(group, present)
-        }
+    def groups(self) -> list[int]:
+        """Return the groups that have members."""
+        return [group for group, state in self._groups.items() if state.order]
+
+    def better_plan(self, group: int) -> AlgorithmTable | None:
+        """Return a plan that is much faster than that of the newest view; None: there is none."""
+        state = self._groups[group]
+        present = state.open_views[state.newest_view].algorithms
+        plan = self._algorithms(group, present)
+        return None if plan == present else plan
 
     def link_trouble(self, peer: PeerId, since_ns: int) -> str | None:
         """Return why a connected member lost its link to ``peer`` at ``since_ns`` or later.
@@ -431,12 +434,20 @@ class Membership:
         return has_moved
 
     def admit(
-        self, newcomers: list[RegisteredPeer], renew: set[int], busy: set[tuple[int, int]]
+        self,
+        newcomers: list[RegisteredPeer],
+        renew: Mapping[int, AlgorithmTable | None],
+        busy: set[tuple[int, int]],
     ) -> None:
         """Make newcomers members, and open a new view of their groups and of groups to ``renew``.
 
         Each of these groups keeps its previous view open, and older views that are ``busy``.
-        ``busy`` contains (group, number) of each view with undecided operations.
+
+        Args:
+            newcomers: the peers to admit.
+            renew: groups -> their new plan; None: the best one. Only groups without newcomers may
+                have a plan.
+            busy: (group, number) of each view with undecided operations.
         """
         rings = self._seat(newcomers).rings
         for peer in newcomers:
@@ -447,7 +458,7 @@ class Membership:
             late = [p.id for p in newcomers if p.group == group and p.id not in ring]
             self._groups[group].arrange([*ring, *late])
         for group in sorted({*renew, *(peer.group for peer in newcomers)}):
-            self._open_view(group)
+            self._open_view(group, renew.get(group))
             open_views = self._groups[group].open_views
             for number in list(open_views)[:-2]:
                 if (group, number) not in busy:
@@ -472,21 +483,26 @@ class Membership:
                     del state.open_views[number]
             if state.order:
                 self._open_view(group)
+            else:
+                self.measured.discard(group)
         if members:
             self._publish()
         return closed
 
-    def reorder(self, group: int, order: Sequence[PeerId]) -> list[int]:
+    def reorder(
+        self, group: int, order: Sequence[PeerId], plan: AlgorithmTable | None = None
+    ) -> list[int]:
         """Put a group's ring into this order; close all its open views, and return their numbers.
 
-        In these views, members lacked a link, or the algorithm table was stale.
+        In these views, members lacked a link, or the algorithm table was stale; then ``plan`` is
+        the new one.
         """
         state = self._groups[group]
         assert sorted(order) == sorted(state.order)
         closed = list(state.open_views)
         state.open_views.clear()
         state.arrange(order)
-        self._open_view(group)
+        self._open_view(group, plan)
         self._publish()
         return closed
 
@@ -507,7 +523,7 @@ class Membership:
         masters, no two terms use the same version.
         """
         self._term, self.updates = term, updates
-        self.links, self._measures = LinkStates(), LinkMeasures()
+        self.links, self._measures, self.measured = LinkStates(), LinkMeasures(), set()
         self.peers = {peer.id: peer for peer in sorted(peers, key=lambda peer: peer.id)}
         self._groups = {}
         for group, known in groups.items():
@@ -530,14 +546,15 @@ class Membership:
         state = self._groups.get(group)
         return list(state.order) if state else []
 
-    def _open_view(self, group: int) -> None:
+    def _open_view(self, group: int, plan: AlgorithmTable | None = None) -> None:
         state = self._groups[group]
         state.newest_view = max(state.newest_view, state.views_from) + 1
-        algorithms = self._algorithms(group)
+        algorithms = self._algorithms(group) if plan is None else plan
         state.open_views[state.newest_view] = View(tuple(state.order), self._term, algorithms)
 
     def _algorithms(self, group: int, present: AlgorithmTable | None = None) -> AlgorithmTable:
         """Return the plan of a group's ring by what is measured now; see ``plan_view``."""
+        self.measured.discard(group)
         ring = self._groups[group].order
         accusers = [peer for peer in ring if self.may_accuse(peer)]
         broken = {pair for pair, _ in self.links.broken(accusers)}

@@ -13,13 +13,14 @@ from pccl.machines.history import History, InvariantViolation
 from pccl.machines.master.ballots.finals import Finals
 from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.connections import Outbox
+from pccl.machines.master.links.plan_renewal import PlanRenewal
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.master.succession.ratification import Ratification
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import SEATED_AT_ONCE_MAX
 from pccl.protocol.shared_state import NOTHING_EXPECTED
-from pccl.protocol.types import AbortCause, PeerId, Quorum, RoundId, RoundKind
+from pccl.protocol.types import AbortCause, AlgorithmTable, PeerId, Quorum, RoundId, RoundKind
 from pccl.telemetry.ended import EndedCall
 
 
@@ -57,6 +58,7 @@ class JointRounds:
         """Whether members called the last ``update_topology`` with a quorum."""
         self._told_of_newcomers: RoundId | None = None
         """The round of which the members know that newcomers wait for it."""
+        self._renewal = PlanRenewal()
         self._closed_before: Mapping[RoundKind, int] = {}
         """By kind: how many rounds earlier masters have closed."""
 
@@ -216,7 +218,7 @@ class JointRounds:
         newcomers = self._membership.admissible()
         if kind is RoundKind.UPDATE_TOPOLOGY:
             self._membership.updates = self._counts[kind] + 1
-            self._admit(newcomers)
+            self._admit(newcomers, {} if late else self._renewed_plan(newcomers))
         elif kind is RoundKind.OPTIMIZE_TOPOLOGY:
             self._renew_outdated()
         self._close(kind, members, pending=bool(newcomers))
@@ -249,8 +251,8 @@ class JointRounds:
 
     # -- admission -----------------------------------------------------------------------------
 
-    def _admit(self, newcomers: list[RegisteredPeer]) -> None:
-        renew = self._ballots.groups_with_many_numbers()
+    def _admit(self, newcomers: list[RegisteredPeer], plans: Mapping[int, AlgorithmTable]) -> None:
+        renew = {**dict.fromkeys(self._ballots.groups_with_many_numbers()), **plans}
         if not newcomers and not renew:
             return
         informed = self._membership.members()
@@ -270,7 +272,7 @@ class JointRounds:
         for kind in RoundKind:
             self._forget_requests(kind)
         newcomers = self._membership.admissible()
-        self._admit(newcomers)
+        self._admit(newcomers, {})
         self._tell_admitted(newcomers)
 
     def _tell_admitted(self, newcomers: list[RegisteredPeer]) -> None:
@@ -285,15 +287,29 @@ class JointRounds:
         expected = self._ballots.expected.get(peer.group, NOTHING_EXPECTED)
         return msg.Admitted(roster, counts, self._ratification.ratified, expected)
 
+    def _renewed_plan(self, newcomers: list[RegisteredPeer]) -> dict[int, AlgorithmTable]:
+        """Return a much faster plan of at most one group; a group with newcomers gets one anyway.
+
+        Its present view stays open, as after an admission.
+        """
+        measured = self._membership.measured - {peer.group for peer in newcomers}
+        if not measured:
+            return {}
+        group = self._renewal.due(measured, self._outbox.now_ns)
+        plan = self._membership.better_plan(group) if group is not None else None
+        return {group: plan} if group is not None and plan is not None else {}
+
     def _renew_outdated(self) -> None:
         """Open a new view of each group for which another plan is much faster.
 
         A group with undecided operations keeps its view: callers may have left the round's call.
         """
         busy = {group for group, _ in self._ballots.busy_views()}
-        renewed = sorted(self._membership.outdated() - busy)
-        for group in renewed:
-            self._membership.reorder(group, self._membership.order(group))
+        idle = sorted(set(self._membership.groups()) - busy)
+        plans = {group: self._membership.better_plan(group) for group in idle}
+        renewed = {group: plan for group, plan in plans.items() if plan is not None}
+        for group, plan in renewed.items():
+            self._membership.reorder(group, self._membership.order(group), plan)
         if renewed:
             self._ballots.forget_numbers()
             self._finals.tell_rosters(self._membership.members())

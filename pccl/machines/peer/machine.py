@@ -362,7 +362,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             case CallAllowed(seen, event):
                 match event:
                     case ev.RoundCall(kind=kind):
-                        if kind is RoundKind.OPTIMIZE_TOPOLOGY:
+                        if kind is not RoundKind.PEERS_PENDING:
                             self.links.tell_newest()
                         self.rounds.call(event)
                     case ev.ReduceCall():

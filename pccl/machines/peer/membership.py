@@ -297,7 +297,7 @@ class OwnLinks:
             self._out.send(msg.AddressProbed(event.peer, event.reason))
 
     def tell_newest(self) -> None:
-        """Report all measurements exactly, because members ask for another plan."""
+        """Report all measurements exactly, because the master may plan in the next round."""
         self._tell_measured(self._measures.newest())
 
     def repeat(self) -> None:

@@ -243,6 +243,24 @@ def test_only_what_has_changed_much_is_reported_and_everything_to_a_new_master()
     assert msg.LinksMeasured((news[0], slower[0])) in report
 
 
+@pytest.mark.parametrize(("kind", "closed"), [(UPDATE, 1), (OPTIMIZE, 0)])
+def test_before_a_round_that_may_plan_all_measures_are_reported_exactly(
+    kind: RoundKind, closed: int
+) -> None:
+    def measures(rtt_ns: int, speed: int) -> tuple[MeasuredLink, ...]:
+        return (MeasuredLink(PeerId(1), LinkMeasure(rtt_ns, speed)),)
+
+    peer = member(AlgorithmTable())
+    peer.do(ev.LinkMeasurements(measures(30_000_000, 10**7)))
+    assert peer.do(ev.LinkMeasurements(measures(30_000_000, 9 * 10**6))) == []
+    asked = msg.RoundRequest(RoundId(kind, closed))
+    exact = msg.LinksMeasured(measures(30_000_000, 9 * 10**6))
+    assert sent(peer.do(ev.RoundCall(8, kind))) == [exact, asked]
+    peer.do(msg.RoundClosed(asked.round, 1, False))
+    peer.do(ev.LinkMeasurements(measures(30_100_000, 9 * 10**6)))  # noise
+    assert sent(peer.do(ev.RoundCall(9, kind))) == [msg.RoundRequest(RoundId(kind, closed + 1))]
+
+
 def test_measures_of_links_that_are_gone_are_forgotten() -> None:
     told = ToldMeasures()
     links = tuple(MeasuredLink(PeerId(n), LinkMeasure(n * 10**6, n)) for n in (1, 2))
