@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pccl.protocol.link_messages import LinkMeasure, MeasuredLink
@@ -67,6 +67,16 @@ class _Carried:
         self.busy_ns = KEPT_SHARE * self.busy_ns + busy_ns
 
 
+@dataclass(frozen=True, slots=True)
+class _Period:
+    """What a link has carried since the last look, and when; a busy time of 0 is unknown."""
+
+    nbytes: int
+    busy_ns: int
+    ended_ago_ns: int
+    """How long ago the other system last acknowledged something."""
+
+
 class LinkMeter:
     """Measures the round trips and speeds of one peer's links, and the speed of its uplink.
 
@@ -96,15 +106,18 @@ class LinkMeter:
         now_ns = self._clock.now_ns()
         if now_ns - self._looked_ns < PERIOD_NS:
             return ()
-        self._looked_ns = now_ns
+        elapsed_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
         links = sorted(self._links.all(), key=lambda link: link.peer)
         for peer in {*self._carried, *self._rates} - {link.peer for link in links if link.up}:
             self.forget(peer)
         paths = {link: _paths(link) for link in links}
         far = {link: lanes for link, lanes in paths.items() if lanes and not link.near}
-        busy = [link for link, lanes in far.items() if self._count(link, lanes)]
+        periods = {link: self._period(lanes) for link, lanes in far.items()}
+        busy = {link: each for link, each in periods.items() if each.nbytes >= CARRIED_MIN}
+        for link, period in busy.items():
+            self._count(link.peer, period, _rtt_ns(far[link].values()))
         measured = [one for link, lanes in paths.items() for one in self._measured(link, lanes)]
-        if uplink := self._measured_uplink(busy, far.values()):
+        if uplink := self._measured_uplink(busy, elapsed_ns, far.values()):
             measured.append(MeasuredLink(own, LinkMeasure(0, uplink)))
         self._before = {lane: path for lanes in far.values() for lane, path in lanes.items()}
         return tuple(measured)
@@ -129,16 +142,23 @@ class LinkMeter:
         return (MeasuredLink(link.peer, LinkMeasure(_rtt_ns(lanes.values()), speed)),)
 
     def _measured_uplink(
-        self, busy: Sequence[Link], far: Collection[Mapping[Connection, PathMeasure]]
+        self,
+        busy: Mapping[Link, _Period],
+        elapsed_ns: int,
+        far: Collection[Mapping[Connection, PathMeasure]],
     ) -> int:
         """Return the most that all links have carried at once, in bytes per second.
 
-        Links that were busy in the same period count as busy at the same time, as in a mesh. In
-        most periods only some are. So the known speed falls slowly, in periods with traffic: to a
-        half in six minutes. An upload limit counts instead until the line turns out to be slower.
+        In most periods only some links are busy. So the known speed falls slowly, in periods with
+        traffic: to a half in six minutes. An upload limit counts instead until the line turns out
+        to be slower.
         """
         if busy:
-            seen = sum(self._speed(link.peer, ()) for link in busy)
+            if all(period.busy_ns for period in busy.values()):
+                nbytes = sum(period.nbytes for period in busy.values())
+                seen = nbytes * NS_PER_S // _any_busy_ns(busy.values(), elapsed_ns)
+            else:
+                seen = sum(self._speed(link.peer, ()) for link in busy)
             self._uplink = max(seen, self._uplink - self._uplink // 256)
         limits = (path.limit_bytes_per_s for lanes in far for path in lanes.values())
         limit = max(limits, default=0)
@@ -167,20 +187,21 @@ class LinkMeter:
                 self._rates[peer] = speed
         return min(speed, limit) if limit else speed
 
-    def _count(self, link: Link, lanes: Mapping[Connection, PathMeasure]) -> bool:
-        """Count what a link has carried since the last look; return whether that was enough.
+    def _period(self, lanes: Mapping[Connection, PathMeasure]) -> _Period:
+        """Return what all lanes have carried since the last look, and the time of the busiest.
 
         The kernel's rate of a lane is that of its last packets, when other lanes may have been
-        idle. So what all lanes have carried counts, and the time in which they were busy.
+        idle.
         """
         news = [self._since(*lane) for lane in lanes.items()]
+        ended_ago_ms = min(path.ack_ago_ms for path in lanes.values())
         nbytes, busy_ns = sum(each for each, _ in news), max(each for _, each in news)
-        if nbytes < CARRIED_MIN:
-            return False
-        if busy_ns:
-            rtt_ns = _rtt_ns(lanes.values())
-            self._carried.setdefault(link.peer, _Carried()).add(nbytes, busy_ns, rtt_ns)
-        return True
+        return _Period(nbytes, busy_ns, ended_ago_ms * NS_PER_MS)
+
+    def _count(self, peer: PeerId, period: _Period, rtt_ns: int) -> None:
+        if period.busy_ns:
+            carried = self._carried.setdefault(peer, _Carried())
+            carried.add(period.nbytes, period.busy_ns, rtt_ns)
 
     def _since(self, lane: Connection, path: PathMeasure) -> tuple[int, int]:
         """Return how many bytes a lane has carried since the last look, and its busy time."""
@@ -188,6 +209,20 @@ class LinkMeter:
         if before is None:
             return path.acked_bytes, path.busy_ns
         return path.acked_bytes - before.acked_bytes, path.busy_ns - before.busy_ns
+
+
+def _any_busy_ns(periods: Collection[_Period], elapsed_ns: int) -> int:
+    """Return for how long at least one link was busy, if each was busy without a pause."""
+    times = (
+        (ended_ns, ended_ns + period.busy_ns)
+        for period in periods
+        for ended_ns in [max(0, min(period.ended_ago_ns, elapsed_ns - period.busy_ns))]
+    )
+    covered_ns = until_ns = 0
+    for ended_ns, began_ns in sorted(times):  # from the last one back
+        covered_ns += max(0, began_ns - max(ended_ns, until_ns))
+        until_ns = max(until_ns, began_ns)
+    return covered_ns
 
 
 def _rtt_ns(paths: Collection[PathMeasure]) -> int:

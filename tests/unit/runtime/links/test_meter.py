@@ -7,6 +7,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from pccl.protocol.link_messages import LinkMeasure, MeasuredLink
 from pccl.protocol.types import NS_PER_S, PeerId
 from pccl.runtime.links.meter import PERIOD_NS, LinkMeter
@@ -143,11 +145,29 @@ def test_a_path_that_is_slower_than_the_limit() -> None:
 
 def test_the_uplink_is_what_the_busy_links_carry_at_once() -> None:
     bench = Bench()
-    assert bench.uplink(busy(10**6, 500), busy(3 * 10**6, 1000)) == 5 * 10**6
+    assert bench.uplink(busy(10**6, 500), busy(3 * 10**6, 1000)) == 4 * 10**6
     # A link that carried next to nothing does not count; the known speed falls slowly.
-    falls_to = 5 * 10**6 - 5 * 10**6 // 256
+    falls_to = 4 * 10**6 - 4 * 10**6 // 256
     assert bench.uplink(busy(3 * 10**6, 1500), busy(3_000_100, 2000)) == falls_to
     assert bench.uplink(busy(3 * 10**6, 1500), busy(3_000_100, 2000)) == falls_to
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "busy_ms"),
+    [
+        # Two seconds, in milliseconds ago: busy from, to.
+        ((2000, 1100), (1000, 200), 1700),
+        ((2000, 1000), (1200, 200), 1800),
+        ((1000, 0), (750, 250), 1000),
+        ((2000, 0), (2000, 0), 2000),
+        ((3000, 2000), (1500, 500), 1500),  # at the latest, the first began with the period
+    ],
+)
+def test_links_that_work_one_after_another_are_no_fast_uplink(
+    first: tuple[int, int], second: tuple[int, int], busy_ms: int
+) -> None:
+    paths = [busy(9 * 10**6, since - until, ago_ms=until) for since, until in (first, second)]
+    assert Bench().uplink(*paths) == 18 * 10**9 // busy_ms
 
 
 def test_a_limit_is_the_speed_of_the_uplink_until_the_line_is_slower() -> None:
@@ -163,10 +183,15 @@ def test_a_limit_is_the_speed_of_the_uplink_until_the_line_is_slower() -> None:
 # -- speeds from busy time -----------------------------------------------------------------------
 
 
-def busy(acked: int, busy_ms: int, rtt_ms: int = 10) -> PathMeasure:
+def busy(acked: int, busy_ms: int, rtt_ms: int = 10, ago_ms: int = 0) -> PathMeasure:
     """The kernel's own rate is that of a moment, and much higher."""
     return PathMeasure(
-        rtt_ms * S // 1000, 10**9, False, acked_bytes=acked, busy_ns=busy_ms * S // 1000
+        rtt_ms * S // 1000,
+        10**9,
+        False,
+        acked_bytes=acked,
+        busy_ns=busy_ms * S // 1000,
+        ack_ago_ms=ago_ms,
     )
 
 
