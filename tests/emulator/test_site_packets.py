@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.stress.emulator.sites.matrix import SiteMatrix, SitePort
-from pccl.stress.emulator.sites.packets import OUTSIDE, QUEUE_NS, PacketNetwork
+from pccl.stress.emulator.sites.packets import OUTSIDE, QUEUE_NS, ConnectionQueues, PacketNetwork
 from pccl.stress.emulator.spec import LinkSpec
 
 US = 1_000
@@ -63,6 +63,22 @@ def test_machines_at_one_place_share_its_port() -> None:
     net.offer(0, 1, 3, "g", 1000, "from 2")
     net.offer(0, 0, 1, "h", 1000, "inside")
     assert arrivals(net) == [(200, 1, "inside"), (1100, 2, "from 1"), (2100, 3, "from 2")]
+
+
+def test_queues_of_ended_connections_are_removed_and_no_others() -> None:
+    queues = ConnectionQueues(8_000_000, QUEUE_NS)
+    for number in range(401):
+        now_ns = number * MS
+        if number % 50 == 0:  # the work of 60 ms
+            assert queues.leave_ns(now_ns, "lasting", 60_000) == (60 + number // 50 * 60) * MS
+        assert queues.leave_ns(now_ns, number, 500) == now_ns + 500 * US
+        assert len(queues) <= 64
+    for number in range(200):  # all at one time
+        assert queues.leave_ns(500 * MS, f"{number} of many", 500) == 500_500 * US
+    assert len(queues) > 200
+    for number in range(1000):
+        queues.leave_ns((1000 + number) * MS, f"{number} of the last", 500)
+    assert len(queues) <= 64
 
 
 def test_a_port_is_one_queue_for_all_that_a_site_sends() -> None:

@@ -29,6 +29,9 @@ QUEUE_NS = 100_000_000
 """Work that may wait in a queue, in nanoseconds of its rate; for a link at least a round trip, as
 much as one connection needs to fill it (its bandwidth-delay product)."""
 
+_QUEUES_MIN = 64
+"""As many queues of connections are kept in any case, for each direction of a link."""
+
 T = TypeVar("T")
 
 
@@ -51,6 +54,10 @@ class PacketQueue:
         self._queue_ns = queue_ns
         self._free_ns = 0
 
+    def is_empty(self, now_ns: int) -> bool:
+        """Whether no packet waits or leaves: it is as good as new."""
+        return self._free_ns <= now_ns
+
     def leave_ns(self, now_ns: int, flow: Hashable, nbytes: int) -> int | None:
         """Return when a packet leaves that arrives now; None: it is dropped."""
         if self._free_ns - now_ns > self._queue_ns:
@@ -61,17 +68,32 @@ class PacketQueue:
 
 
 class ConnectionQueues:
-    """A queue for each connection; arguments are those of :class:`PacketQueue`."""
+    """A queue for each connection; arguments are those of :class:`PacketQueue`.
+
+    Nobody tells when a connection has ended. So empty queues are removed when their number has
+    doubled.
+    """
 
     def __init__(self, rate_bps: int, queue_ns: int) -> None:
         self._limits = rate_bps, queue_ns
         self._queues: dict[Hashable, PacketQueue] = {}
+        self._queues_max = _QUEUES_MIN
 
     def leave_ns(self, now_ns: int, flow: Hashable, nbytes: int) -> int | None:
         """Return when a packet leaves that arrives now; None: it is dropped."""
         if flow not in self._queues:
+            if len(self._queues) == self._queues_max:
+                self._remove_empty(now_ns)
             self._queues[flow] = PacketQueue(*self._limits)
         return self._queues[flow].leave_ns(now_ns, flow, nbytes)
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def _remove_empty(self, now_ns: int) -> None:
+        queues = self._queues.items()
+        self._queues = {flow: queue for flow, queue in queues if not queue.is_empty(now_ns)}
+        self._queues_max = max(_QUEUES_MIN, 2 * len(self._queues))
 
 
 class PacketDelay:
