@@ -9,7 +9,7 @@ import numpy as np
 from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import Descriptor, ReduceOp
+from pccl.protocol.types import Algorithm, Descriptor, ReduceOp
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.requests import JoinRequest, ReduceRequest
@@ -43,8 +43,8 @@ def test_a_small_reduce_does_not_stand_still_beside_a_large_one() -> None:
     async def take_part(engine: PeerEngine, _: int) -> None:
         await engine.connect(JoinRequest(min_peers=PEERS))
         began_s = loop.time()
-        large = engine.launch(request(1, LARGE_BYTES))
-        small = engine.launch(request(2, SMALL_BYTES))
+        large = engine.launch(request(1, LARGE_BYTES, Algorithm.RING))
+        small = engine.launch(request(2, SMALL_BYTES, Algorithm.AUTO))
         assert len((await engine.finish(small)).contributors) == PEERS
         small_s = loop.time() - began_s
         assert len((await engine.finish(large)).contributors) == PEERS
@@ -59,7 +59,10 @@ def test_a_small_reduce_does_not_stand_still_beside_a_large_one() -> None:
         assert small_s < 1.0
 
 
-def request(tag: int, nbytes: int) -> ReduceRequest:
+def request(tag: int, nbytes: int, algorithm: Algorithm) -> ReduceRequest:
     values = np.ones(nbytes // 4, np.float32)
-    descriptor = Descriptor(DataType.FLOAT, ReduceOp.SUM, values.size)
+    forced = algorithm is not Algorithm.AUTO
+    descriptor = Descriptor(
+        DataType.FLOAT, ReduceOp.SUM, values.size, algorithm=algorithm, forced=forced
+    )
     return ReduceRequest(borrow(values, np.empty_like(values)), ReduceCall(0, tag, descriptor))

@@ -9,7 +9,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,7 +50,6 @@ class Wires:
         events: events of the network.
         window_bytes: most unacknowledged bytes in one direction of a connection.
         ends: ends of the open connections, oldest first.
-        shared: numbers of open connections from a process to a host, which share the rate.
         noises: applied to all arriving data, in order.
         off: names of the hosts that are switched off, and answer nothing.
         on_stuck: called with the end whose data will never arrive, because the route lost a large
@@ -61,7 +59,6 @@ class Wires:
     events: Events
     window_bytes: int
     ends: dict[SimConnection, None] = field(default_factory=lambda: {})
-    shared: Counter[tuple[RunQueue, str]] = field(default_factory=lambda: Counter())
     noises: list[Noise] = field(default_factory=lambda: [])
     off: set[str] = field(default_factory=lambda: set())
     on_stuck: Callable[[SimConnection], None] = lambda end: None
@@ -103,7 +100,6 @@ class SimConnection:
         self._in: Pipe
         self._name = f"{local}>{remote}"
         wires.ends[self] = None
-        wires.shared[process, remote.host] += 1
 
     def __repr__(self) -> str:
         return self._name
@@ -127,25 +123,21 @@ class SimConnection:
         return Pipe(self._events, route, back, window, received, *tells, segment_bytes)
 
     def measure(self) -> PathMeasure | None:
-        """Return the true delay and rate of the path; its connections share the rate equally.
-
-        The rest is what the kernel of this end knows.
-        """
+        """Return the true delay of the path, and what the kernel of this end knows."""
         if not self._open:
             return None
         there, back = self._out.route, self._in.route
-        rate = there.rate
-        speed = 0 if rate is None else rate // self._wires.shared[self.process, self.remote.host]
         return PathMeasure(
             there.delay_ns + back.delay_ns,
-            speed,
-            is_lower_bound=False,
+            0,
+            is_lower_bound=True,
             unacknowledged=self._out.unacknowledged,
             retransmits=self._out.retransmits,
             ack_ago_ms=(self._events.now_ns() - self._out.heard_ns) // NS_PER_MS,
             segment_bytes=self._out.segment_bytes,
             acked_bytes=self._out.acked_bytes,
             arrived_bytes=self._in.arrived_bytes,
+            busy_ns=self._out.busy_ns,
         )
 
     def start(self, receiver: Receiver) -> None:
@@ -309,10 +301,6 @@ class SimConnection:
         self._open = False
         self._received.awaits_start = False
         del self._wires.ends[self]
-        shared, line = self._wires.shared, (self.process, self.remote.host)
-        shared[line] -= 1
-        if not shared[line]:
-            del shared[line]
 
     def _tell_lost_soon(self, error: Exception | None) -> None:
         if self.receiver is not None:

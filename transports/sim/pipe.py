@@ -108,6 +108,9 @@ class Pipe:
         self._flying = 0
         self._returning = 0
         self._acks: deque[tuple[int, int]] = deque()  # (when it is back, how many bytes)
+        self._busy_from_ns = -1
+        """Since when there have been bytes to acknowledge; -1: there are none."""
+        self._busy_before_ns = 0
         self._last_ack_ns = 0
         self._wanted = False
         self._wake_planned = False
@@ -129,6 +132,8 @@ class Pipe:
                     fitting.append(view.cast("B")[:left])
                     left -= fitting[-1].nbytes
             views = fitting
+        if size and self._busy_from_ns < 0:
+            self._busy_from_ns = self._events.now_ns()
         if self._swallow(size):
             return size
         rest = memoryview(b"".join(views))
@@ -176,6 +181,13 @@ class Pipe:
     def unacknowledged(self) -> int:
         """Segments on the way, or lost."""
         return -(-(self._window_bytes - self._room()) // self.segment_bytes)
+
+    @property
+    def busy_ns(self) -> int:
+        """Time in which there were bytes to acknowledge."""
+        self._room()
+        since_ns = self._events.now_ns() - self._busy_from_ns if self._busy_from_ns >= 0 else 0
+        return self._busy_before_ns + since_ns
 
     @property
     def retransmits(self) -> int:
@@ -276,6 +288,9 @@ class Pipe:
             self._returning -= nbytes
             self.acked_bytes += nbytes
             self._since_ns = self.heard_ns if nbytes else self._since_ns
+            if self._busy_from_ns >= 0 and not self._flying and not self._returning:
+                self._busy_before_ns += self.heard_ns - self._busy_from_ns
+                self._busy_from_ns = -1
         return self._window_bytes - self._flying - self._returning
 
     def _plan_wake(self) -> None:

@@ -55,14 +55,14 @@ def schedule_of(
     match descriptor.collective:
         case Collective.ALL_REDUCE:
             chunks = 1 if star or gathers else world_size
-            follows = descriptor.follows_mesh_plan
+            shares = mesh_plan.shares or ((1,) * world_size if mesh_plan.sites else ())
             layout = SegmentLayout(
                 descriptor.count,
                 itemsize,
                 chunks,
                 segment_bytes,
                 wire_bytes,
-                mesh_plan.shares if follows else (),
+                shares if descriptor.follows_mesh_plan else (),
             )
             if star:
                 return DirectSchedule(rank, world_size, layout, STAR_ROOT)

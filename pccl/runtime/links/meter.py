@@ -17,7 +17,7 @@ PERIOD_NS = 2 * NS_PER_S
 costs one system call per lane."""
 
 CARRIED_MIN = 64 << 10
-"""What a link must have carried since the last look, in bytes, so that it counts as a measure."""
+"""What a link must have carried, in bytes, so that it counts as a measure."""
 
 ROUND_TRIPS_MIN = 8
 """A link that was busy for a shorter time was not faster than TCP's slow start allowed."""
@@ -90,7 +90,7 @@ class LinkMeter:
         self._links = links
         self._looked_ns = clock.now_ns()
         self._before: dict[Connection, PathMeasure] = {}
-        """What the lanes had measured at the last look."""
+        """What the lanes had measured at the last look that counted them."""
         self._carried: dict[PeerId, _Carried] = {}
         self._rates: dict[PeerId, int] = {}
         """Speeds of links whose connections do not know how long they were busy."""
@@ -113,13 +113,21 @@ class LinkMeter:
         paths = {link: _paths(link) for link in links}
         far = {link: lanes for link, lanes in paths.items() if lanes and not link.near}
         periods = {link: self._period(lanes) for link, lanes in far.items()}
-        busy = {link: each for link, each in periods.items() if each.nbytes >= CARRIED_MIN}
+        begun = {link for link in far if _has_just_begun(far[link].values(), periods[link])}
+        busy = {
+            link: each
+            for link, each in periods.items()
+            if each.nbytes >= CARRIED_MIN and link not in begun
+        }
         for link, period in busy.items():
             self._count(link.peer, period, _rtt_ns(far[link].values()))
         measured = [one for link, lanes in paths.items() for one in self._measured(link, lanes)]
         if uplink := self._measured_uplink(busy, elapsed_ns, far.values()):
             measured.append(MeasuredLink(own, LinkMeasure(0, uplink)))
-        self._before = {lane: path for lanes in far.values() for lane, path in lanes.items()}
+        earlier, self._before = self._before, {}
+        for link, lanes in far.items():
+            known = earlier if link in begun else lanes
+            self._before |= {lane: known[lane] for lane in lanes if lane in known}
         return tuple(measured)
 
     def forget(self, peer: PeerId) -> None:
@@ -209,6 +217,17 @@ class LinkMeter:
         if before is None:
             return path.acked_bytes, path.busy_ns
         return path.acked_bytes - before.acked_bytes, path.busy_ns - before.busy_ns
+
+
+def _has_just_begun(lanes: Collection[PathMeasure], period: _Period) -> bool:
+    """Whether a link is busy, and was for a few round trips only, or has carried little.
+
+    Of its bytes many are still to be acknowledged, and would count as fast in the next period. A
+    slow link needs several periods to carry enough.
+    """
+    is_short = period.busy_ns < ROUND_TRIPS_MIN * _rtt_ns(lanes)
+    is_busy = any(path.unacknowledged for path in lanes)
+    return is_busy and (is_short or period.nbytes < CARRIED_MIN)
 
 
 def _any_busy_ns(periods: Collection[_Period], elapsed_ns: int) -> int:

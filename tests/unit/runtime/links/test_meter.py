@@ -117,6 +117,26 @@ def test_it_looks_from_time_to_time_at_all_links_in_order() -> None:
     assert bench.meter.look(OWN) == ()
 
 
+def test_a_short_transfer_counts_when_it_has_ended() -> None:
+    """Otherwise what is on its way at one look would count as fast at the next one."""
+
+    def carrying(nbytes: int, busy_ns: int, *, ended: bool) -> PathMeasure:
+        on_the_way = 0 if ended else 70
+        return replace(path(S // 10, 0), acked_bytes=nbytes, busy_ns=busy_ns,
+                       unacknowledged=on_the_way)  # fmt: skip
+
+    bench = Bench()
+    assert bench.speed_of(carrying(0, S // 20, ended=False)) == 0
+    assert bench.speed_of(carrying(10**6, S // 4, ended=True)) == 4 * 10**6
+    # A slow one counts as soon as it has carried 64 KiB.
+    bench = Bench()
+    assert bench.speed_of(carrying(40_000, 2 * S, ended=False)) == 0
+    assert bench.speed_of(carrying(80_000, 4 * S, ended=False)) == 20_000
+    # One that takes long counts at each look: 8 round trips.
+    bench = Bench()
+    assert bench.speed_of(carrying(800_000, 8 * S // 10, ended=False)) == 10**6
+
+
 def test_a_link_that_was_down_is_measured_anew() -> None:
     bench = Bench()
     assert bench.look_at(path(700, 1000)) == LinkMeasure(700, 1000)

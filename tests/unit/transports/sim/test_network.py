@@ -16,7 +16,7 @@ import pytest
 
 from pccl.protocol.errors import LinkError
 from pccl.stress.sim.loop import Deadlock, VirtualLoop
-from pccl.transports.base import Address, Connection
+from pccl.transports.base import Address, Connection, PathMeasure
 from pccl.transports.sim.connection import SimConnection
 from pccl.transports.sim.nat import SYMMETRIC, NatKind
 from pccl.transports.sim.network import SimHost, SimNetwork
@@ -532,22 +532,26 @@ if __name__ == "__main__":
 # -- what a connection knows of its path -------------------------------------------------------
 
 
-def way_of(end: Log) -> tuple[int, int]:
+def path_of(end: Log) -> PathMeasure:
     measure = end.connection.measure()
     assert measure is not None
-    return measure.rtt_ns, measure.bytes_per_s
+    return measure
 
 
-async def test_a_connection_knows_the_truth_about_its_path(world: World) -> None:
+async def test_a_connection_knows_its_round_trip_and_how_long_it_was_busy(world: World) -> None:
     world.network.set_link("a", "b", latency_ns=3_000_000, bytes_per_s=900)
     one, _ = await world.link(world.a, world.b)
-    assert way_of(one) == (6_000_000, 900)
-    two, other = await world.link(world.a, world.b)  # they share the way
-    assert way_of(one) == (6_000_000, 450)
-    assert way_of(other) == (6_000_000, 450)
-    two.connection.abort()
-    assert two.connection.measure() is None
-    assert way_of(one) == (6_000_000, 900)
+    assert (path_of(one).rtt_ns, path_of(one).busy_ns) == (6_000_000, 0)
+    one.send(bytes(900))
+    await world.sleep_until(world.now + S // 2)
+    assert path_of(one).busy_ns == S // 2
+    await world.sleep_until(world.now + 3 * S)
+    assert (path_of(one).acked_bytes, path_of(one).busy_ns) == (900, S + 6_000_000)
+    one.send(bytes(450))  # idle time does not count
+    await world.sleep_until(world.now + S)
+    assert (path_of(one).acked_bytes, path_of(one).busy_ns) == (1350, 3 * S // 2 + 12_000_000)
+    one.connection.abort()
+    assert one.connection.measure() is None
 
 
 # -- address translators ---------------------------------------------------------------------------

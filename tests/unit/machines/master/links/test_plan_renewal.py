@@ -14,7 +14,8 @@ from pccl.machines.master.links.plan_renewal import PlanRenewal
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import TERM_GAP
 from pccl.protocol.link_messages import LinkMeasure, MeasuredLink
-from pccl.protocol.types import SHARE_UNITS, AlgorithmTable, PeerId, Quorum, RoundId, RoundKind
+from pccl.protocol.types import AlgorithmTable, PeerId, Quorum, RoundId, RoundKind
+from pccl.protocol.vocabulary.mesh_plan import SHARE_UNITS
 from pccl.topology.planner import plan_view
 from tests.support.master_stage import SECOND, MasterStage, sent, told
 from tests.support.scenarios import roster
@@ -60,11 +61,11 @@ class Group:
 def test_an_update_adopts_the_plan_of_what_was_measured() -> None:
     group = Group()
     group.update()
-    assert (group.view, group.plan.shares) == (2, ())
+    assert (group.view, group.plan.mesh.shares) == (2, ())
     group.measure(SLOW_PAIR)
     answer = [message for _, message in sent(group.update())]
     assert group.view == 3
-    assert group.plan.shares[2] / SHARE_UNITS == pytest.approx(SHARE, abs=0.02)
+    assert group.plan.mesh.shares[2] / SHARE_UNITS == pytest.approx(SHARE, abs=0.02)
     now = group.master.machine.membership.roster(0)
     assert now.open_views == (2, 3), "operations of the earlier view may be undecided"
     assert (
@@ -84,7 +85,7 @@ def test_the_next_plan_comes_an_interval_later() -> None:
     assert group.view == 3
     group.update(0.1)
     assert group.view == 4
-    assert group.plan.shares[1] / SHARE_UNITS == pytest.approx(SHARE, abs=0.02)
+    assert group.plan.mesh.shares[1] / SHARE_UNITS == pytest.approx(SHARE, abs=0.02)
 
 
 def test_noise_of_a_tenth_opens_no_view() -> None:
@@ -92,7 +93,7 @@ def test_noise_of_a_tenth_opens_no_view() -> None:
     group.measure(SLOW_PAIR)
     group.update()
     plan = group.plan
-    assert plan.shares
+    assert plan.mesh.shares
     for _ in range(50):
         group.measure(SLOW_PAIR, noise)
         group.update(60)
@@ -126,7 +127,7 @@ def test_newcomers_bring_a_plan_of_their_own() -> None:
     group.master.link(4)
     answer = group.update()
     assert [message.roster.view for _, message in told(answer, msg.Admitted)] == [3]
-    assert len(group.plan.shares) == 4, "links of a newcomer count as slow"
+    assert len(group.plan.mesh.shares) == 4, "links of a newcomer count as slow"
 
 
 def test_a_round_with_a_late_member_renews_nothing() -> None:
@@ -137,7 +138,7 @@ def test_a_round_with_a_late_member_renews_nothing() -> None:
     for peer in (1, 2):
         group.master.hear(peer, asked)
     assert len(told(group.master.wait(2, 1, 2, 3), msg.RoundClosed)) == 3
-    assert (group.view, group.plan.shares) == (2, ())
+    assert (group.view, group.plan.mesh.shares) == (2, ())
     group.rounds += 1
     group.update()
     assert group.view == 3
@@ -153,7 +154,7 @@ def test_a_restarted_master_plans_by_what_members_report_again() -> None:
     group.measure(SLOW_PAIR)
     group.update()
     assert group.view == 3 + TERM_GAP + 1
-    assert group.plan.shares
+    assert group.plan.mesh.shares
 
 
 def test_groups_take_turns() -> None:
