@@ -221,7 +221,8 @@ class Synchronizations:
         assert operation.made is not None
         quorum = operation.descriptor.quorum
         late = LateCall(operation.call, Descriptor.sync(), detached=False, outcome=outcome)
-        self._answer_late(late, ev.SyncCall(operation.call, operation.made, quorum=quorum))
+        event = ev.SyncCall(operation.call, operation.made, quorum=quorum)
+        self._answer_late(late, event, had_begun=operation.elected is not None)
 
     def give_up_late(self) -> None:
         """Raise in the call of a late member, because the other members wait for other calls.
@@ -249,10 +250,14 @@ class Synchronizations:
             return False
         return (offer.layout, offer.content) == (elected.layout, elected.content)
 
-    def _answer_late(self, late: LateCall, event: ev.SyncCall) -> None:
-        """Return from a late call; fetch the elected contents first if this peer lacks them."""
+    def _answer_late(self, late: LateCall, event: ev.SyncCall, *, had_begun: bool = False) -> None:
+        """Return from a late call; fetch the elected contents first if this peer lacks them.
+
+        ``had_begun``: whether this peer had begun to fetch what an earlier master elected. It may
+        have overwritten contents, so only a fetch tells whether it has the elected ones.
+        """
         self._out.send(msg.BlockedReply(0, False))  # this peer makes calls again
-        if self._has_same(event.offer, late.outcome):
+        if not had_begun and self._has_same(event.offer, late.outcome):
             self._adopt(late, event)
         else:
             self._out.add(self._operations.fetch(replace(late, sync=event)))

@@ -181,6 +181,7 @@ class StateSync:
     async def hash(self) -> None:
         """Begin an attempt: update the digests of stale tensors."""
         self.attempts.count += 1
+        self._wanted = ()  # the attempt before may have fetched other contents
         self._enter("hashing")
         await self._hashing.run(self.memory)
         self._enter("waiting")
@@ -207,6 +208,9 @@ class StateSync:
         self._count()  # of the attempt that continued without this peer
         if self._request.in_place:
             return False
+        self._wanted, self._wanted_bytes = (), 0  # that attempt may have fetched other contents
+        if self.memory.piece_map.digest(may_differ=False) == content:
+            return True
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         prefetch = exchange.begin_prefetch(self.memory, self.fetched, partial(_settle, done))
 
@@ -220,7 +224,6 @@ class StateSync:
             download = prefetch.download
             self._rx_bytes += download.rx_bytes
             if prefetch.content != content:  # the call may return with what the peer has
-                self._wanted, self._wanted_bytes = (), 0
                 return False
             self._wanted, self._wanted_bytes = download.wanted, download.wanted_bytes
             return True

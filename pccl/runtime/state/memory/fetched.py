@@ -84,6 +84,7 @@ class FetchedPieces:
 
     def apply(self, numbers: Sequence[int]) -> None:
         """Write verified pieces into the tensors, and their digests into the map; any thread."""
+        assert self.verified.keys() >= set(numbers)
         memory, entries = self.memory, self._entries(numbers)
         known = entries if self.in_place else [e for e in entries if e not in memory.stale]
         for entry in entries:

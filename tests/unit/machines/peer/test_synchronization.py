@@ -351,6 +351,17 @@ def test_a_late_call_with_other_contents_fetches_the_last_ones() -> None:
     assert peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM)) == [BACK, fetch_of(NEXT, LATER)]
 
 
+def test_a_late_call_that_had_begun_returns_only_after_a_look_at_its_contents() -> None:
+    """What an earlier master elected may have overwritten what this peer had."""
+    peer = PeerStage().member(1, 2, 3)
+    peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
+    before = replace(LATER, sources=(PeerId(1),), behind=(ME,))
+    assert peer.do(msg.SyncStarted(NOW, before)) == [ev.BeginSync(NOW, before)]
+    assert peer.do(without_me(0, SAME)) == [ev.End(NOW, False), BACK, fetch_of(NOW, SAME)]
+    result = ev.SyncResult(NOW, SAME, (PeerId(1), PeerId(3)))
+    assert peer.do(ev.ResultFetched(9, True)) == [ev.ReturnCall(9, result)]
+
+
 THIRD = op(2, tag=SYNC_TAG)
 
 

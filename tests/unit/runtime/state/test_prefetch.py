@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -209,15 +210,25 @@ NO_RESULTS: Any = None
 """An exchange: none is asked for."""
 
 
-def test_contents_that_are_put_in_place_half_way_are_hashed_again(scene: Scene) -> None:
-    """Although nobody has told of a change."""
-    theirs = memory_of(2)
-    scene.fetch(theirs)
-    del scene.fetched.verified[3]  # fails when all but the digests are in place
-    with pytest.raises(KeyError):
+def test_a_piece_that_has_not_arrived_is_not_put_in_place(scene: Scene) -> None:
+    scene.fetch(memory_of(2))
+    del scene.fetched.verified[3]
+    before = scene.value
+    with pytest.raises(AssertionError):
         scene.fetched.apply(scene.prefetch.download.wanted)
+    assert scene.value == before != {2}
+
+
+def test_contents_that_are_put_in_place_half_way_are_hashed_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although nobody has told of a change."""
+    scene.fetch(memory_of(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.memory, "store", Mock(side_effect=OSError("an error of the device")))
+        with pytest.raises(OSError, match="of the device"):
+            scene.fetched.apply(scene.prefetch.download.wanted)
     assert scene.memory.stale == {0}
-    scene.fetched.put(3, theirs.piece_map[3])
     scene.memory.hashed([0])
     scene.fetched.apply(scene.prefetch.download.wanted)
     assert scene.memory.stale == set()
