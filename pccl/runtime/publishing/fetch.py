@@ -59,7 +59,6 @@ class VersionFetch:
         self._stall_ns = stall_ns
         self._on_layout = on_layout
         self._on_done = on_done
-        self._begun_ns = now_ns()
         self._layout: LayoutRequest | None = LayoutRequest(name.layout, stall_ns)
         self._receiver: StateReceiver | None = None
         self._upload: StateUpload | None = None
@@ -106,11 +105,11 @@ class VersionFetch:
     @property
     def starves(self) -> bool:
         """Whether no source has been able to send what is missing, for a stall time."""
+        since_ns = None
         if self._layout is not None:
-            return self._layout.is_idle and self._now_ns() - self._begun_ns >= self._stall_ns
-        if self._receiver is None:
-            return False
-        since_ns = self._receiver.download.starving_since_ns
+            since_ns = self._layout.starving_since_ns
+        elif self._receiver is not None:
+            since_ns = self._receiver.download.starving_since_ns
         return since_ns is not None and self._now_ns() - since_ns >= self._stall_ns
 
     def uses(self, peer: PeerId) -> bool:

@@ -49,7 +49,8 @@ class PublishedTarget:
         self._own = own
         self._wrong: Counter[PeerId] = Counter()
         self._passed: set[PeerId] = set()
-        """Peers not to ask for the map again before the next tick."""
+        """Peers not to ask for the map again before all others have been asked."""
+        self._has_asked_all = False
 
     @property
     def fetchers(self) -> tuple[PeerId, ...]:
@@ -92,7 +93,9 @@ class PublishedTarget:
             and self._wrong[peer] < STRIKES_MAX
             and present.is_up(peer)
         )
-        return [peer for peer in (next(up, None),) if peer is not None]
+        asked = [peer for peer in (next(up, None),) if peer is not None]
+        self._has_asked_all = not asked
+        return asked
 
     def take_map(self, peer: PeerId, theirs: PieceMap, *, idle: bool) -> PieceMap | None:
         """Use a complete map if it is the right one."""
@@ -121,8 +124,12 @@ class PublishedTarget:
         """Do nothing: the download drops a withdrawn peer from its sources."""
 
     def ticked(self, present: Present, *, looks_again: bool) -> None:
-        """Allow new requests to peers that refused."""
-        self._passed.clear()
+        """Allow new requests to peers that refused, once all peers have been asked.
+
+        Between two ticks, perhaps only the first peers have answered.
+        """
+        if self._has_asked_all:
+            self._passed.clear()
 
 
 class LayoutRequest:
@@ -139,7 +146,10 @@ class LayoutRequest:
         self._asked: dict[PeerId, int] = {}
         """Peer -> when it was asked; the newest last."""
         self._passed: set[PeerId] = set()
-        """Peers not to ask again before the next tick."""
+        """Peers not to ask again before all others have been asked."""
+        self.starving_since_ns: int | None = None
+        """When all peers that were up had refused for the first time."""
+        self._has_asked_all = False
 
     def awaits(self, peer: PeerId) -> bool:
         """Whether ``peer`` was asked, and has not answered."""
@@ -151,8 +161,11 @@ class LayoutRequest:
             return None
         up = [one for one in sources if present.is_up(one) and one not in self._passed]
         peer = min(up, key=lambda one: one in self._asked, default=None)
+        self._has_asked_all = peer is None or peer in self._asked
         if peer is not None:
             self._asked[peer] = present.now_ns
+        elif self.starving_since_ns is None:
+            self.starving_since_ns = present.now_ns
         return peer
 
     def lost(self, peer: PeerId) -> None:
@@ -164,14 +177,10 @@ class LayoutRequest:
         self._passed.add(peer)
         self._asked.pop(peer, None)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no peer may still answer."""
-        return not self._asked
-
     def ticked(self) -> None:
-        """Allow new requests to peers that refused."""
-        self._passed.clear()
+        """Allow new requests to peers that refused, once all peers have been asked."""
+        if self._has_asked_all:
+            self._passed.clear()
 
     def take(self, peer: PeerId, packed: bytes | bytearray) -> StateLayout | None:
         """Return the layout that ``peer`` has sent, if it is the right one."""

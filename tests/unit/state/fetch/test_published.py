@@ -48,6 +48,19 @@ def test_layouts_are_asked_of_one_after_the_other() -> None:
     assert request.next(sources, present(STALL_NS, TWO)) == TWO
 
 
+def test_layouts_are_asked_of_all_peers_before_the_first_is_asked_again() -> None:
+    """However often the clock ticks meanwhile: else a far one that has it might never be asked."""
+    request = LayoutRequest(layout_digest(LAYOUT), STALL_NS)
+    asked: list[PeerId | None] = []
+    for now_ns in range(8):
+        request.ticked()
+        asked.append(peer := request.next((ONE, TWO, THREE), present(now_ns)))
+        if peer is not None:
+            request.refused(peer)
+    assert asked == [ONE, TWO, THREE, None] * 2
+    assert request.starving_since_ns == 3
+
+
 def test_only_the_right_layout_counts() -> None:
     request = LayoutRequest(layout_digest(LAYOUT), STALL_NS)
     assert request.next((ONE, TWO), present()) == ONE
@@ -72,8 +85,22 @@ def test_one_source_at_a_time_is_asked_for_the_map() -> None:
     assert fetch.next_maps(asked, present()) == [ONE]
     fetch.has_no_map(ONE)
     assert fetch.next_maps(asked, present()) == [THREE]
+    fetch.has_no_map(THREE)
+    assert fetch.next_maps(asked, present()) == []
     fetch.ticked(present(), looks_again=False)
     assert fetch.next_maps(asked, present()) == [ONE]
+
+
+def test_all_are_asked_for_the_map_before_the_first_is_asked_again() -> None:
+    """However often the clock ticks meanwhile."""
+    fetch = target()
+    asked: list[list[PeerId]] = []
+    for _ in range(8):
+        fetch.ticked(present(), looks_again=False)
+        asked.append(peers := fetch.next_maps({}, present()))
+        for peer in peers:
+            fetch.has_no_map(peer)
+    assert asked == [[TWO], [ONE], [THREE], []] * 2
 
 
 def test_a_wrong_map_is_not_believed_and_its_sender_soon_not_asked() -> None:
