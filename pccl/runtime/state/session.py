@@ -29,6 +29,8 @@ from pccl.transports.sinks import Sink
 StateNews: TypeAlias = ReduceDone | SyncStarved | ComparisonDone
 """Events for the machine: all data is here, missing data has no source, ``compare`` is done."""
 
+_OVERWRITTEN = "the election changed after this peer had overwritten its state in place"
+
 
 class StateSession:
     """One shared state of this peer in one operation.
@@ -78,8 +80,16 @@ class StateSession:
     # -- what the engine does --------------------------------------------------------------------
 
     def begin(self, elected: Elected) -> None:
-        """Fetch the contents that ``elected`` names. A later call replaces the target."""
-        self.elected = elected
+        """Fetch the contents that ``elected`` names. A later call replaces the target.
+
+        In place it cannot: the tensors may hold pieces of the first target.
+        """
+        begun, self.elected = self.elected, elected
+        has_changed = begun is not None and begun.content != elected.content
+        if has_changed and self.fetched.in_place and self.download.wanted:
+            self.detach()
+            self._report(SyncStarved(self.operation, _OVERWRITTEN))
+            return
         mine = self.memory.piece_map
         self.receiver.begin(ElectedTarget(elected, self._own, self.ring, mine))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from pccl.machines.peer.events import ComparisonDone, ReduceDone
+import pytest
+
+from pccl.machines.peer.events import ComparisonDone, SyncStarved
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.shared_state import DIGEST_BYTES, Elected
 from pccl.protocol.types import OperationId, PeerId
@@ -25,9 +27,10 @@ STALL_NS = 10
 class Scene:
     """A member that lacks what two others have."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_place: bool = False) -> None:
         self.now_ns = 0
         self.done: list[bytes] = []
+        self.starved: list[str] = []
         self.compared: list[str] = []
         self.theirs = filled(2, PIECES)
         memory = filled(1, PIECES)
@@ -37,7 +40,7 @@ class Scene:
         self.session = StateSession(
             OPERATION,
             memory,
-            FetchedPieces(memory, 1 << 20),
+            FetchedPieces(memory, 1 << 20, in_place=in_place),
             (OWN, FIRST, SECOND),
             OWN,
             self.links,
@@ -55,7 +58,9 @@ class Scene:
         if isinstance(news, ComparisonDone):
             self.compared.append(news.difference.text)
             return
-        assert isinstance(news, ReduceDone), news
+        if isinstance(news, SyncStarved):
+            self.starved.append(news.reason)
+            return
         self.done.append(news.digest)
 
     def asked(self, peer: PeerId, kind: FrameKind = FrameKind.MAP_ASK) -> int:
@@ -156,6 +161,19 @@ def test_what_another_election_brings_is_progress() -> None:
     assert told[-1] > 0
     scene.session.begin(scene.elected)
     assert scene.hear_map(source, every_ns=1, until=MAP_BYTES // 2)[-1] == 2 * told[-1]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_in_place_another_election_needs_another_attempt(*, in_place: bool) -> None:
+    """Even if it elects what this member had: pieces of the first may be in its tensors."""
+    scene = Scene(in_place=in_place)
+    scene.hear_map(FIRST if scene.asked(FIRST) else SECOND, every_ns=1)
+    assert scene.session.download.wanted == tuple(range(PIECES))
+    own = scene.session.memory.piece_map.digest(may_differ=False)
+    scene.session.begin(Elected(7, bytes(32), own, (OWN,), (FIRST, SECOND), ()))
+    assert scene.done == ([] if in_place else [own])
+    overwritten = "the election changed after this peer had overwritten its state in place"
+    assert scene.starved == ([overwritten] if in_place else [])
 
 
 def test_a_map_that_says_it_is_larger_than_the_state_is_not_more_progress() -> None:
