@@ -214,6 +214,7 @@ FAILED_ONCE = {
         3795,  # a round was answered while its caller was cancelled, and the answer was lost
         4343,  # a newcomer tried for longer to join a run without a majority than anybody waits
         3317,  # a handle waited for an outcome, and was then asked for in a later view
+        100205,  # a member returned, and called in a later view between two outcomes that it lacked
     ),
     "corruption": (
         365,  # a connection was damaged before its member had promised, and nobody waited for it

@@ -4,9 +4,9 @@ Two errors reach callers only once: this peer lost its membership, or the member
 that a caller here had left. Each of the two is due to every caller that may not know it yet.
 
 A new call is deferred while the outcome of an operation that its caller left is in doubt, or while
-an operation of a closed view continues without this peer. The other members do not defer that call.
-So a deferred call uses the membership that its caller saw when it called, even if the caller has
-read another outcome since. State only.
+an operation of a closed view continues, or has a proposed outcome, without this peer. The other
+members do not defer that call. So a deferred call uses the membership that its caller saw when it
+called, even if the caller has read another outcome since. State only.
 """
 
 from __future__ import annotations

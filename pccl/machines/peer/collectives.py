@@ -26,6 +26,7 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX
 from pccl.protocol.operation import Phase, is_kept_for_late, of_ranks
+from pccl.protocol.tags import is_of_subset
 from pccl.protocol.types import (
     QUORUM_MIN,
     AbortCause,
@@ -242,20 +243,35 @@ class Collectives:
 
     # -- from the start to the outcome -----------------------------------------------------------
 
-    def goes_on(self, message: msg.OperationNarrowed | msg.OperationStarted) -> None:
+    def goes_on(self, message: msg.OperationNarrowed | msg.OperationStarted | msg.Proposed) -> None:
         """Process what the master has decided about an operation before its outcome."""
-        if isinstance(message, msg.OperationNarrowed):
-            self._narrowed(message)
-        else:
-            self._started(message)
+        match message:
+            case msg.OperationNarrowed():
+                self._narrowed(message)
+            case msg.OperationStarted():
+                self._started(message)
+            case msg.Proposed(outcome=outcome):
+                self._heartbeats.stored(self._finals.store(message))
+                if outcome is not None and outcome.abort is None:
+                    self._proposed(outcome.operation, outcome.contributors)
+
+    def _proposed(self, operation: OperationId, contributors: tuple[PeerId, ...]) -> None:
+        """Let calls wait for a result that this peer may lack, until its outcome arrives."""
+        seen, is_own = self._membership.seen, not is_of_subset(operation.tag)
+        is_later = seen is not None and operation.view >= seen.view  # else it was no member yet
+        if is_own and is_later and self._own.peer not in contributors:
+            self._goes_on_without(operation)
+
+    def _goes_on_without(self, operation: OperationId) -> None:
+        first_view = self._membership.first_view
+        if operation.group == self._own.group and operation.view >= first_view:
+            self._operations.go_on_without(operation)
 
     def _narrowed(self, message: msg.OperationNarrowed) -> None:
         """Post the buffers of an operation for its participants only, and request it again."""
         operation, ranks = self._operations.get(message.operation), message.participants
         if operation is None:
-            named, first_view = message.operation, self._membership.first_view
-            if named.group == self._own.group and named.view >= first_view:
-                self._operations.go_on_without(named)
+            self._goes_on_without(message.operation)
             return
         if operation.call is None:
             return

@@ -293,7 +293,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             case msg.RoundClosed():
                 if self.rounds.closed(message):
                     self._retry_deferred()
-            case msg.OperationNarrowed() | msg.OperationStarted():
+            case msg.OperationNarrowed() | msg.OperationStarted() | msg.Proposed():
                 self.collectives.goes_on(message)
             case msg.SyncStarted(operation, elected):
                 self.synchronizations.started(operation, elected)
@@ -305,8 +305,6 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                 self.out.add(*self.operations.send_across(message, self.peer))
             case msg.OperationEnded():
                 self._ended(message)
-            case msg.Proposed():
-                self.heartbeats.stored(self.finals.store(message))
             case msg.RoundWaits() | msg.RoundAwaits():
                 self.rounds.note_wait(message)
             case msg.OperationWaits():

@@ -13,11 +13,14 @@ from pccl.protocol.messages import (
     OperationEnded,
     OperationNarrowed,
     OperationStarted,
+    OutcomeQuery,
+    Proposed,
+    RosterChanged,
 )
 from pccl.protocol.operation import LATE_BYTES_MAX
 from pccl.protocol.types import SYNC_TAG, AbortCause, Descriptor, OperationId, PeerId
 from tests.support.peer_stage import BACK, QUORATE, PeerStage, ended, raised, sent
-from tests.support.scenarios import op
+from tests.support.scenarios import op, roster, subset
 
 KEPT = 16
 OTHERS = (PeerId(1), PeerId(3))
@@ -80,6 +83,45 @@ def test_synchronizations_that_are_forgotten_lack_nothing() -> None:
     """The next one brings all that the members have."""
     peer = missing(KEPT + 1, SYNC_TAG)
     post, _ = peer.do(ev.ReduceCall(9, 5, QUORATE))
+    assert isinstance(post, ev.Post)
+
+
+def test_calls_wait_for_a_proposed_outcome_that_this_peer_may_lack() -> None:
+    """It returned to a later view, and the master tells one outcome after the other."""
+    peer, missed = PeerStage().member(1, 2, 3), late(op())
+    peer.do(RosterChanged(roster(2, 2, 2, 3)))
+    peer.do(Proposed(1, missed, None))
+    assert sent(peer.do(ev.ReduceCall(9, 5, QUORATE))) == [OutcomeQuery(op())]
+    assert peer.do(missed) == [ev.FetchResult(9, op(), QUORATE, DIGEST), BACK]
+
+
+@pytest.mark.parametrize(
+    "proposed",
+    [
+        ended(op(), AbortCause.WITHDRAWN, "peer 1 withdrew"),
+        ended(op(), contributors=(PeerId(1), PeerId(2), PeerId(3))),
+        late(op(group=1)),
+        late(op(tag=subset(1, 3).operation_tag)),
+    ],
+    ids=["aborted", "with this peer", "of another group", "of others among themselves"],
+)
+def test_other_proposals_delay_no_call(proposed: OperationEnded) -> None:
+    peer = PeerStage().member(1, 2, 3)
+    peer.do(RosterChanged(roster(2, 2, 2, 3)))
+    peer.do(Proposed(1, proposed, None))
+    raised(peer.do(ev.ReduceCall(9, 5, QUORATE)), errors.CollectiveAborted)
+
+
+@pytest.mark.parametrize("is_pending", [True, False])
+def test_a_newcomer_waits_for_no_outcome_from_before_its_admission(*, is_pending: bool) -> None:
+    """The master proposes it to all peers, in case it needs a majority."""
+    peer, before = PeerStage(), Proposed(1, late(op(view=0)), None)
+    if is_pending:
+        peer.registered().do(before)
+    peer.member(1, 2, 3)
+    if not is_pending:
+        peer.do(before)
+    (post, _) = peer.do(ev.ReduceCall(9, 5, QUORATE))
     assert isinstance(post, ev.Post)
 
 
