@@ -26,7 +26,6 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX
 from pccl.protocol.operation import Phase, is_kept_for_late, of_ranks
-from pccl.protocol.tags import is_of_subset
 from pccl.protocol.types import (
     QUORUM_MIN,
     AbortCause,
@@ -36,6 +35,7 @@ from pccl.protocol.types import (
     PeerId,
     Roster,
 )
+from pccl.protocol.vocabulary.tags import is_of_subset
 
 
 class Collectives:
