@@ -31,8 +31,8 @@ class MasterTurns:
         """Index of the last master that knew this peer."""
         self._failures = 0
         """Failed attempts since the last connection; each passes the turn to the next master."""
-        self._is_damaged = False
-        """Whether the last greeting arrived damaged, and the one before it did not."""
+        self._is_spared = False
+        """Whether the last greeting was cut off or damaged, and the one before it was not."""
 
     @property
     def turn(self) -> msg.MasterAddress:
@@ -44,15 +44,18 @@ class MasterTurns:
     def _all_had_their_turn(self) -> bool:
         return self._failures % len(self.masters) == 0
 
-    def failed(self, error: errors.PCCLError, *, registered: bool) -> bool:
+    def failed(self, error: errors.PCCLError, *, registered: bool, cut_off: bool) -> bool:
         """Record a failed attempt to connect; return whether further attempts are useless.
+
+        ``cut_off``: the master had accepted the connection, which then broke, without a timeout.
 
         A newcomer learns at once what to fix. A member tries until its master counts as lost,
         because a process that answers instead proves nothing unless it knows the token.
         """
-        # A damaged greeting says nothing about its master: dial the same one again.
-        self._is_damaged = isinstance(error, DamagedData) and not self._is_damaged
-        self._failures += not self._is_damaged
+        # A greeting that is cut off, or damaged, says little about its master: dial it again, once.
+        says_little = cut_off or isinstance(error, DamagedData)
+        self._is_spared = says_little and not self._is_spared
+        self._failures += not self._is_spared
         is_final = isinstance(error, AnotherRun if registered else HandshakeRefused)
         return is_final and self._all_had_their_turn
 

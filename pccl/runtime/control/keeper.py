@@ -147,7 +147,7 @@ class ControlKeeper:
         self._dial_task = self._create_task(self._connect())
 
     async def _connect(self) -> None:
-        own, credentials = self._identify(), self._credentials
+        own, credentials, deadline_ns = self._identify(), self._credentials, 0
         try:
             connection = await self._transport.dial(
                 self.address, self._dial_s, segment_bytes=CAREFUL_SEGMENT_BYTES
@@ -156,7 +156,8 @@ class ControlKeeper:
             deadline_ns = self._clock.now_ns() + round(self._dial_s * NS_PER_S)
             await introduce(connection, handshake, self._clock, deadline_ns, self._take)
         except (LinkError, RemoteProtocolError) as error:
-            is_final = self._turns.failed(error, registered=bool(own.peer))
+            cut_off = isinstance(error, LinkError) and self._clock.now_ns() < deadline_ns
+            is_final = self._turns.failed(error, registered=bool(own.peer), cut_off=cut_off)
             if is_final:
                 self._feed(ControlMessage(Refused(None, error.reason)))
             else:

@@ -16,6 +16,7 @@ from pccl.protocol.types import RemovalCause
 FIRST, SECOND, THIRD = (msg.MasterAddress(f"master{n}", 48000 + n) for n in (1, 2, 3))
 ALL = (FIRST, SECOND, THIRD)
 SILENCE = errors.LinkError(reason="connection refused")
+CUT = errors.LinkError(reason="connection reset by peer")
 
 
 def attempts(turns: MasterTurns, count: int) -> list[msg.MasterAddress]:
@@ -23,7 +24,7 @@ def attempts(turns: MasterTurns, count: int) -> list[msg.MasterAddress]:
     found: list[msg.MasterAddress] = []
     for _ in range(count):
         found.append(turns.turn)
-        assert not turns.failed(SILENCE, registered=True)
+        assert not turns.failed(SILENCE, registered=True, cut_off=False)
     return found
 
 
@@ -51,6 +52,16 @@ def test_the_one_that_has_known_the_peer_last_comes_first(
     assert attempts(turns, 4) == order
 
 
+def test_a_greeting_that_was_cut_off_is_repeated_once() -> None:
+    """The master lives, as far as anyone knows: a bit that flips on the way there closes it too."""
+    turns = MasterTurns(ALL)
+    found: list[msg.MasterAddress] = []
+    for _ in range(5):
+        found.append(turns.turn)
+        turns.failed(CUT, registered=True, cut_off=True)
+    assert found == [FIRST, FIRST, SECOND, SECOND, THIRD]
+
+
 def test_a_master_says_where_others_are() -> None:
     turns = MasterTurns((FIRST,))
     turns.follow(FIRST, (SECOND, FIRST, SECOND))
@@ -64,7 +75,7 @@ def test_one_damaged_greeting_is_no_reason_to_leave_a_master() -> None:
     found: list[msg.MasterAddress] = []
     for error in (damage, damage, SILENCE, damage, SILENCE):
         found.append(turns.turn)
-        turns.failed(error, registered=False)
+        turns.failed(error, registered=False, cut_off=False)
     assert found == [FIRST, FIRST, SECOND, FIRST, FIRST]
 
 
@@ -83,7 +94,7 @@ def test_what_can_be_mended_is_told_when_every_master_has_had_its_turn(
     error: errors.PCCLError, registered: bool, is_final: bool, masters: int
 ) -> None:
     turns = MasterTurns(ALL[:masters])
-    told = [turns.failed(error, registered=registered) for _ in range(masters)]
+    told = [turns.failed(error, registered=registered, cut_off=False) for _ in range(masters)]
     assert told == [False] * (masters - 1) + [is_final]
 
 
@@ -109,18 +120,22 @@ def test_a_removal_is_final() -> None:
     assert turns.turn == FIRST
 
 
-@given(st.lists(st.sampled_from(["silent", "damaged", "refused"]), min_size=6, max_size=30))
+@given(
+    st.lists(st.sampled_from(["silent", "damaged", "cut off", "refused"]), min_size=6, max_size=30)
+)
 def test_every_master_has_its_turn(endings: list[str]) -> None:
-    """Whatever the attempts come to; two damaged greetings in a row count as one that failed."""
+    """Whatever they come to; two greetings in a row that were damaged or cut off count as one."""
     turns = MasterTurns(ALL)
     found: list[msg.MasterAddress] = []
     for ending in endings:
         found.append(turns.turn)
         match ending:
             case "silent":
-                turns.failed(SILENCE, registered=False)
+                turns.failed(SILENCE, registered=False, cut_off=False)
             case "damaged":
-                turns.failed(DamagedData(reason="damaged"), registered=False)
+                turns.failed(DamagedData(reason="damaged"), registered=False, cut_off=False)
+            case "cut off":
+                turns.failed(CUT, registered=False, cut_off=True)
             case _:
                 turns.refused(msg.Refused(None, "not here"), registered=False)
     for place in range(len(found) - 5):
