@@ -208,7 +208,8 @@ def mesh_s_per_byte(
     part of i's contribution and i's part of the result. A port carries that of all its links.
 
     At a site of k ranks, each of them also collects a k-th of what others own. Inside the site this
-    counts like an own part. The link to a rank elsewhere carries a k-th of that rank's part.
+    counts like an own part. The link to a rank elsewhere carries a k-th of that rank's part. Ports
+    lead out of the site.
 
     Args:
         shares: by rank, how much of the tensor the member owns, in any unit.
@@ -230,9 +231,8 @@ def mesh_s_per_byte(
             load = shares[one] / members[sites[other]] + shares[other] / members[sites[one]]
         slowest = max(slowest, load / min(speeds[one][other], speeds[other][one]))
     for share, site, port in zip(shares, sites, ports, strict=True):
-        near, elsewhere = members[site], whole - owned[site]
-        inside = owned[site] - share + (2 * near - 1) * elsewhere / near
-        slowest = max(slowest, (inside + (near + len(members) - 2) * share) / port)
+        collected = (whole - owned[site]) / members[site]
+        slowest = max(slowest, (collected + (len(members) - 1) * share) / port)
     return slowest / whole
 
 

@@ -93,8 +93,7 @@ def _loads(sites: npt.NDArray[np.int64]) -> Matrix:
     across = own[one] / members[other, None] + own[other] / members[one, None]
     inside = own[one] + own[other] + 2 * elsewhere[one]
     pairs = np.where(near[one, other, None], inside, across)
-    of_site = (members + len(np.unique(sites)) - 2) * own
-    ports = near - own + (2 * members[:, None] - 1) * elsewhere + of_site
+    ports = elsewhere + (len(np.unique(sites)) - 1) * own
     return np.concatenate([pairs, ports])
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pccl.protocol.link_messages import LinkMeasure, MeasuredLink
 from pccl.protocol.types import NS_PER_MS, NS_PER_S, PeerId
 from pccl.runtime.clock import Clock
+from pccl.topology.cost_model import NEAR_RTT_S
 from pccl.topology.segment_limit import LaneFacts
 from pccl.transports.base import Connection, PathMeasure
 from pccl.transports.link import Link, Links
@@ -122,7 +123,8 @@ class LinkMeter:
         for link, period in busy.items():
             self._count(link.peer, period, _rtt_ns(far[link].values()))
         measured = [one for link, lanes in paths.items() for one in self._measured(link, lanes)]
-        if uplink := self._measured_uplink(busy, elapsed_ns, far.values()):
+        across = {link: each for link, each in busy.items() if _is_across(far[link].values())}
+        if uplink := self._measured_uplink(across or busy, elapsed_ns, far.values()):
             measured.append(MeasuredLink(own, LinkMeasure(0, uplink)))
         earlier, self._before = self._before, {}
         for link, lanes in far.items():
@@ -155,7 +157,7 @@ class LinkMeter:
         elapsed_ns: int,
         far: Collection[Mapping[Connection, PathMeasure]],
     ) -> int:
-        """Return the most that all links have carried at once, in bytes per second.
+        """Return the most that ``busy`` links have carried at once, in bytes per second.
 
         In most periods only some links are busy. So the known speed falls slowly, in periods with
         traffic: to a half in six minutes. An upload limit counts instead until the line turns out
@@ -228,6 +230,11 @@ def _has_just_begun(lanes: Collection[PathMeasure], period: _Period) -> bool:
     is_short = period.busy_ns < ROUND_TRIPS_MIN * _rtt_ns(lanes)
     is_busy = any(path.unacknowledged for path in lanes)
     return is_busy and (is_short or period.nbytes < CARRIED_MIN)
+
+
+def _is_across(lanes: Collection[PathMeasure]) -> bool:
+    """Whether a link leads out of its building, over the line that all such links share."""
+    return _rtt_ns(lanes) >= NEAR_RTT_S * NS_PER_S
 
 
 def _any_busy_ns(periods: Collection[_Period], elapsed_ns: int) -> int:

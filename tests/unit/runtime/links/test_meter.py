@@ -190,6 +190,12 @@ def test_links_that_work_one_after_another_are_no_fast_uplink(
     assert Bench().uplink(*paths) == 18 * 10**9 // busy_ms
 
 
+def test_links_inside_a_building_do_not_use_its_line() -> None:
+    inside, across = busy(10**9, 1000, rtt_ms=1), busy(10**6, 1000, rtt_ms=2)
+    assert Bench().uplink(inside, across, across) == 2 * 10**6
+    assert Bench().uplink(inside, inside) == 2 * 10**9
+
+
 def test_a_limit_is_the_speed_of_the_uplink_until_the_line_is_slower() -> None:
     bench = Bench()
     limited = [replace(busy(0, 0), limit_bytes_per_s=10**7)] * 2
