@@ -175,7 +175,7 @@ CAUGHT_IN_MIX = {
     "own_input_for_late_result": ("quorum", 9),
     "participants_not_adopted": ("quorum", 191),
     "posted_for_all": ("quorum", 10),
-    "quorum_of_all_groups": ("quorum", 20),
+    "quorum_of_all_groups": ("quorum", 10007),
     "store_not_reported": ("store", 15),
     "subsets_outlive_their_view": ("exchange", 5),
     "unclaimed_forgotten": ("quorum", 27),
