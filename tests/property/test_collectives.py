@@ -14,8 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pccl.collectives.schedules.direct import PUBLISH
 from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.data_type import DataType
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import (
     Algorithm,
     Collective,
@@ -24,6 +27,7 @@ from pccl.protocol.types import (
     ReduceOp,
     WireFormat,
 )
+from pccl.protocol.vocabulary.mesh_plan import MeshPlan
 from pccl.stress.sim.fold import differences, fold, implausible
 from tests.support.memory_ring import (
     ALGORITHMS,
@@ -254,6 +258,27 @@ def test_a_mesh_sends_a_tensor_once_each_way_between_two_sites(
                 across_bytes += outlet.sent_bytes
     assert all_bytes == 4 * count * 2 * (world_size - 1)
     assert across_bytes == 4 * count * 2 * (len(set(sites)) - 1)
+
+
+@given(st.integers(0, 3), st.randoms(use_true_random=True))
+def test_a_result_that_comes_before_the_sum_of_a_site_is_refused(
+    arrived: int, rng: random.Random
+) -> None:
+    """Otherwise the sum would replace the result, of which the digest has been taken."""
+    inputs = [np.array([rank, 10 * rank], np.int32) for rank in range(4)]
+    ring = Ring(4, 8, rng, local=False)
+    ring.mesh = MeshPlan((1, 0, 0, 0), (0, 1, 1, 1))  # rank 1 collects the only segment
+    buffers = lend(inputs, rng)
+    ring.post(all_reduce(DataType.INT32, ReduceOp.SUM, 2, Algorithm.MESH), buffers)
+    ring.run(arrived)
+    header = FrameHeader(FrameKind.DATA, OPERATION, PUBLISH, 0, 8)
+    ring.frames.append(Travelling(0, 1, header, np.array([6, 60], np.int32).tobytes()))
+    with pytest.raises(RemoteProtocolError, match="lacks contributions"):
+        ring.deliver_the_rest()  # beginning with the newest
+    ring.run()
+    ring.check_done()
+    ring.end(committed=True)
+    assert [recv.tolist() for _, recv in buffers] == [[6, 60]] * 4
 
 
 FORMATS = [format for format in WireFormat if format is not WireFormat.NONE]

@@ -1,9 +1,9 @@
 """``DirectTransfer``: each segment has an owner, which gets contributions and sends the result.
 
 This module implements mesh and star; the schedule is in :mod:`pccl.collectives.schedules.direct`.
-The owner reads a contribution into a buffer and adds it to its result. Members read a result into
-its place. The result of a reduce-scatter is the own chunk; a reduce needs memory for it on other
-ranks than the root.
+The owner, or who collects for a site, reads a contribution into a buffer and adds it to its result.
+Members read a result into its place. The result of a reduce-scatter is the own chunk; a reduce
+needs memory for it on other ranks than the root.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import numpy as np
 
 from pccl.collectives.layout import Segment
 from pccl.collectives.schedules.direct import COLLECT, CONTRIBUTE, PUBLISH, DirectSchedule
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.frame import FrameHeader
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.buffers import Buffers
 from pccl.runtime.collective.coding import Coding
@@ -64,7 +66,8 @@ class DirectTransfer(Transfer):
         """Segments that this rank adds up and that lack contributions, by position."""
         self._held: list[tuple[int, Segment, int | None]] = []
         """Segments to send on that were finished before ``begin``, with their step and hash."""
-        self._unfinished = len(schedule.sources)
+        self._unfinished = set(schedule.sources)
+        """Positions of the segments that this rank has still to add up."""
         self._stands_for = {rank: schedule.stands_for(rank) for rank in schedule.incoming_from}
         """By rank: the ranks whose contributions are in what it sends."""
         self._muted: frozenset[int] = frozenset()
@@ -104,6 +107,20 @@ class DirectTransfer(Transfer):
 
     # -- receiving -----------------------------------------------------------------------------
 
+    def place(self, peer: PeerId, header: FrameHeader) -> Placement | None:
+        """Return the sink for a segment that is about to arrive; None if it has arrived before.
+
+        Raises:
+            RemoteProtocolError: the schedule expects no such segment from ``peer``; or it is a
+                result without the sum of the own site, which would then overwrite the result.
+        """
+        if header.step == PUBLISH and self._unfinished and peer in self.inlets:
+            hop = self.inlets[peer].route.legs[PUBLISH].get(header.offset)
+            if hop is not None and hop.segment.position in self._unfinished:
+                reason = f"peer {peer} sent a result of {self.operation} that lacks contributions"
+                raise RemoteProtocolError(func="lane", reason=reason)
+        return super().place(peer, header)
+
     def arrived(self, placement: Placement) -> None:
         """Process a segment that has arrived for the first time."""
         segment, buffer = placement.hop.segment, placement.buffer
@@ -138,7 +155,7 @@ class DirectTransfer(Transfer):
         if not known.lacking:
             del self._sums[segment.position]
             if not self.weighted.is_refused:  # otherwise a contribution may be missing in the sum
-                self._unfinished -= 1
+                self._unfinished.discard(segment.position)
                 self._settle(segment)
 
     def _next_rank(self, known: _Sum) -> int:
