@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Collection
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from pccl.collectives.layout import Segment
 from pccl.collectives.quantization import make_codec
 from pccl.collectives.reductions import Scratch
+from pccl.collectives.schedules.direct import PUBLISH, DirectSchedule
 from pccl.collectives.schedules.ring import RingSchedule
 from pccl.collectives.weighting import scale, total_weight, weigh
 from pccl.error_feedback import ErrorFeedback
@@ -31,7 +33,7 @@ from pccl.protocol.types import (
     ReduceOp,
     WireFormat,
 )
-from pccl.protocol.vocabulary.mesh_plan import EQUAL_MESH
+from pccl.protocol.vocabulary.mesh_plan import MeshPlan
 from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.memory import Memory
 from pccl.stress.sim.fold import differences, fold, weighed
@@ -226,17 +228,22 @@ class MutedRing(Ring):
 
     def _deliver(self, frame: Travelling) -> None:
         header = frame.header
-        size, is_chain = len(self.peers), isinstance(self._transfer.schedule, RingSchedule)
-        origins = range(frame.source - (header.step if is_chain else 0), frame.source + 1)
-        is_partial = header.step < (size - 1 if is_chain else 1)
+        size, schedule = len(self.peers), self._schedule(frame.target)
+        origins: Collection[int] = (frame.source,)
+        partial_steps = 1
+        if isinstance(schedule, RingSchedule):
+            origins = range(frame.source - header.step, frame.source + 1)
+            partial_steps = size - 1
+        elif isinstance(schedule, DirectSchedule):
+            origins, partial_steps = schedule.stands_for(frame.source), PUBLISH
         is_muted = not any(self.weights[rank % size] for rank in origins)
-        if header.kind is FrameKind.DATA and is_partial and is_muted:
+        if header.kind is FrameKind.DATA and header.step < partial_steps and is_muted:
             frame.payload = b"\xff" * header.length
         super()._deliver(frame)
 
-    @property
-    def _transfer(self) -> Any:
-        return self.planes[0].transfers[OPERATION]
+    def _schedule(self, rank: int) -> Any:
+        transfer: Any = self.planes[rank].transfers[OPERATION]
+        return transfer.schedule
 
 
 @pytest.mark.parametrize("data_type", [DataType.FLOAT, DataType.BFLOAT16])
@@ -266,6 +273,7 @@ def guarded_ring(
     *,
     wire: WireFormat = WireFormat.NONE,
     seed: int = 4,
+    sites: tuple[int, ...] = (),
 ) -> tuple[Ring, list[tuple[Array, Array]], list[Array]]:
     """Reduce 60 values of each rank with a guard, one of them ``spoilt``; do not end it."""
     rng = random.Random(seed)
@@ -274,7 +282,7 @@ def guarded_ring(
         inputs[rank][37] = value
     ring = Ring(4, 16 * data_type.itemsize, rng, local=False)
     ring.weights, ring.infinite = tuple(weights), infinite
-    ring.mesh = EQUAL_MESH  # in a mesh, rank 2 owns the spoilt value
+    ring.mesh = MeshPlan((), sites)  # in a mesh, rank 2 owns the spoilt value
     quantization = UNQUANTIZED if wire is WireFormat.NONE else Quantization(wire, 8)
     what = all_reduce(data_type, ReduceOp.AVG, 60, algorithm, quantization)
     buffers = lend(inputs, rng)
@@ -315,6 +323,24 @@ def test_an_owner_without_weight_is_not_named_in_the_place_of_the_liar(
     assert ring.refused == {owner: ring.peers[3]}
     assert not ring.done
     ring.check_abort(inputs, buffers)
+
+
+@pytest.mark.parametrize("sites", [(0, 1, 1, 0), (0, 0, 1, 0), (0, 1, 2, 1), (0, 0, 0, 1)])
+@pytest.mark.parametrize("liar", range(4))
+@pytest.mark.parametrize("wire", [WireFormat.NONE, WireFormat.FLOAT16])
+def test_a_liar_is_named_in_a_mesh_of_sites(
+    sites: tuple[int, ...], liar: int, wire: WireFormat
+) -> None:
+    """Who collects for a site sends no sum with it, so the owner does not name the wrong one."""
+    for muted in {0, 1, 2, 3} - {liar}:
+        weights = [float(rank != muted) for rank in range(4)]
+        spoilt = {liar: math.nan, muted: math.inf}
+        ring, buffers, inputs = guarded_ring(
+            Algorithm.MESH, DataType.FLOAT, spoilt, weights, wire=wire, sites=sites
+        )
+        assert set(ring.refused.values()) == {ring.peers[liar]}
+        assert ring.done.keys().isdisjoint(ring.refused)
+        ring.check_abort(inputs, buffers)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
