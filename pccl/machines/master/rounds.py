@@ -295,7 +295,8 @@ class JointRounds:
         measured = self._membership.measured - {peer.group for peer in newcomers}
         if not measured:
             return {}
-        group = self._renewal.due(measured, self._outbox.now_ns)
+        groups = self._membership.groups()
+        group = self._renewal.due(measured, groups, self._outbox.now_ns)
         plan = self._membership.better_plan(group) if group is not None else None
         return {group: plan} if group is not None and plan is not None else {}
 

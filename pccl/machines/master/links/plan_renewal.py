@@ -20,16 +20,18 @@ class PlanRenewal:
 
     def __init__(self) -> None:
         self._free_ns: dict[int, int] = {}
-        """Group -> when it may be chosen again."""
+        """Group with members -> when it may be chosen again."""
         self._all_free_ns = 0
 
-    def due(self, measured: Collection[int], now_ns: int) -> int | None:
+    def due(self, measured: Collection[int], groups: Collection[int], now_ns: int) -> int | None:
         """Return the group that is due for the longest time, a new one first; None: none is due.
 
         Args:
             measured: the groups with new measures, at least one.
+            groups: all groups that have members.
             now_ns: the time.
         """
+        self._free_ns = {one: free_ns for one, free_ns in self._free_ns.items() if one in groups}
         free_ns, group = min((self._free_ns.get(group, 0), group) for group in measured)
         if now_ns < max(free_ns, self._all_free_ns):
             return None

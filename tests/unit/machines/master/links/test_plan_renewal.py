@@ -159,8 +159,15 @@ def test_a_restarted_master_plans_by_what_members_report_again() -> None:
 
 def test_groups_take_turns() -> None:
     renewal = PlanRenewal()
-    due = [renewal.due({9, 4}, second * SECOND) for second in range(131)]
+    due = [renewal.due({9, 4}, {9, 4}, second * SECOND) for second in range(131)]
     assert {at: group for at, group in enumerate(due) if group is not None} == {
         0: 4, 5: 9, 60: 4, 65: 9, 120: 4, 125: 9,
     }  # fmt: skip
-    assert renewal.due({4, 9, 7}, 131 * SECOND) == 7, "it had no turn yet"
+    assert renewal.due({4, 9, 7}, {4, 9, 7}, 131 * SECOND) == 7, "it had no turn yet"
+
+
+def test_groups_that_have_ended_are_forgotten() -> None:
+    renewal = PlanRenewal()
+    assert renewal.due({4}, {4, 5}, 0) == 4
+    assert renewal.due({5}, {5}, 5 * SECOND) == 5
+    assert renewal.due({4}, {4, 5}, 10 * SECOND) == 4, "it has other members now"
