@@ -148,7 +148,8 @@ class LayoutRequest:
         self._passed: set[PeerId] = set()
         """Peers not to ask again before all others have been asked."""
         self.starving_since_ns: int | None = None
-        """When all peers that were up had refused for the first time."""
+        """When all peers that were up had refused, unless another one was asked since."""
+        self._ever_asked: set[PeerId] = set()
         self._has_asked_all = False
 
     def awaits(self, peer: PeerId) -> bool:
@@ -164,6 +165,9 @@ class LayoutRequest:
         self._has_asked_all = peer is None or peer in self._asked
         if peer is not None:
             self._asked[peer] = present.now_ns
+            if peer not in self._ever_asked:
+                self._ever_asked.add(peer)
+                self.starving_since_ns = None
         elif self.starving_since_ns is None:
             self.starving_since_ns = present.now_ns
         return peer

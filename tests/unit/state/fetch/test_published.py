@@ -61,6 +61,20 @@ def test_layouts_are_asked_of_all_peers_before_the_first_is_asked_again() -> Non
     assert request.starving_since_ns == 3
 
 
+def test_a_source_that_came_later_gets_time_to_send_the_layout() -> None:
+    request = LayoutRequest(layout_digest(LAYOUT), STALL_NS)
+    nobody = Present(0, dict.fromkeys((ONE, TWO), False))
+    assert request.next((ONE, TWO), nobody) is None
+    assert request.starving_since_ns == 0
+    assert request.next((ONE, TWO), present(90, ONE)) == ONE
+    assert request.starving_since_ns is None
+    request.refused(ONE)
+    assert request.next((ONE, TWO), present(95, ONE)) is None
+    request.ticked()
+    assert request.next((ONE, TWO), present(96, ONE)) == ONE
+    assert request.starving_since_ns == 95, "it has refused before"
+
+
 def test_only_the_right_layout_counts() -> None:
     request = LayoutRequest(layout_digest(LAYOUT), STALL_NS)
     assert request.next((ONE, TWO), present()) == ONE
