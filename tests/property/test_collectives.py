@@ -281,6 +281,23 @@ def test_a_result_that_comes_before_the_sum_of_a_site_is_refused(
     assert [recv.tolist() for _, recv in buffers] == [[6, 60]] * 4
 
 
+@given(st.randoms(use_true_random=True))
+def test_a_result_that_comes_before_a_partial_one_is_refused_in_a_ring(rng: random.Random) -> None:
+    """Rank 1 adds to what rank 0 sends of chunk 0; it would keep that sum, not the result."""
+    inputs = [np.arange(6, dtype=np.int32) * 10**rank for rank in range(3)]
+    ring = Ring(3, 8, rng, local=False)
+    buffers = lend(inputs, rng)
+    ring.post(all_reduce(DataType.INT32, ReduceOp.SUM, 6, Algorithm.RING), buffers)
+    header = FrameHeader(FrameKind.DATA, OPERATION, 3, 0, 8)
+    ring.frames.append(Travelling(0, 1, header, np.array([0, 111], np.int32).tobytes()))
+    with pytest.raises(RemoteProtocolError, match="lacks contributions"):
+        ring.deliver_the_rest()
+    ring.run()
+    ring.check_done()
+    ring.end(committed=True)
+    assert [recv.tolist() for _, recv in buffers] == [[0, 111, 222, 333, 444, 555]] * 3
+
+
 FORMATS = [format for format in WireFormat if format is not WireFormat.NONE]
 
 

@@ -12,7 +12,10 @@ from __future__ import annotations
 import numpy as np
 
 from pccl.collectives.layout import Segment
+from pccl.collectives.route import NO_HOPS
 from pccl.collectives.schedules.chain import ChainSchedule
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.frame import FrameHeader
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.buffers import Buffers
 from pccl.runtime.collective.coding import Coding
@@ -114,6 +117,21 @@ class ChainTransfer(Transfer):
         return coding.contribute(segment, own)
 
     # -- receiving -----------------------------------------------------------------------------
+
+    def place(self, peer: PeerId, header: FrameHeader) -> Placement | None:
+        """Return the sink for a segment that is about to arrive; None if it has arrived before.
+
+        Raises:
+            RemoteProtocolError: the schedule expects no such segment from ``peer``; or it is a
+                result before the partial result that this rank adds to, and then overwrites it.
+        """
+        partial = self._inlet.route.legs.get(header.step - self.schedule.world_size, NO_HOPS)
+        hop = partial.get(header.offset)
+        is_added = hop is None or (hop.number not in self._inlet.missing and not self.unweighed)
+        if not is_added and peer in self.inlets:
+            reason = f"peer {peer} sent a result of {self.operation} that lacks contributions"
+            raise RemoteProtocolError(func="lane", reason=reason)
+        return super().place(peer, header)
 
     def arrived(self, placement: Placement) -> None:
         """Process a segment that has arrived for the first time."""
