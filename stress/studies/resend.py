@@ -2,8 +2,8 @@
 
 The study runs the production runtime in virtual time: peers with one lane each, and links with a
 rate and a delay. It kills a member after a part of the normal time of the reduce. The survivors
-reduce with ``retry=True`` until they have a result, and the study checks it. It compares the bytes
-that they send after the loss with those of a full repeat by the survivors.
+reduce in a ring with ``retry=True`` until they have a result, and the study checks it. It compares
+the bytes that they send after the loss with those of a full repeat by the survivors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pccl.cli.streams import writing
 from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import NS_PER_S, Descriptor, PeerId, ReduceOp
+from pccl.protocol.types import NS_PER_S, Algorithm, Descriptor, PeerId, ReduceOp
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
@@ -163,7 +163,7 @@ class ResendRun:
 
     async def _reduce(self, index: int, engine: PeerEngine) -> ReduceInfo:
         self._results[index] = buffer = self._inputs[index].copy()
-        what = Descriptor(DataType.FLOAT, ReduceOp.SUM, COUNT)
+        what = Descriptor(DataType.FLOAT, ReduceOp.SUM, COUNT, algorithm=Algorithm.RING)
         return await engine.reduce(
             ReduceRequest(borrow(buffer), ReduceCall(0, TAG, what), retry=True)
         )
