@@ -183,16 +183,22 @@ def mesh_cost(ring: Sequence[PeerId], links: AssumedLinks, plan: MeshPlan = EQUA
 def speeds_of(ring: Sequence[PeerId], links: AssumedLinks) -> tuple[list[list[float]], list[float]]:
     """Return the speeds of all links by the ranks of their ends, and of each member's port.
 
-    A port carries all links of its member at once. The diagonal of the links is infinite.
+    A port carries all links of its member at once. Links inside a building do not show what it
+    carries, unless there are no others. The diagonal of the links is infinite.
     """
     speeds = [
         [inf if peer == other else links.bytes_per_s(peer, other) for other in ring]
         for peer in ring
     ]
-    ports = [
-        links.port_bytes_per_s(peer, max(speed for speed in row if speed < inf), len(ring) - 1)
-        for peer, row in zip(ring, speeds, strict=True)
-    ]
+    ports: list[float] = []
+    for peer, row in zip(ring, speeds, strict=True):
+        known = [
+            (links.are_near(peer, other), speed) for other, speed in zip(ring, row, strict=True)
+        ]
+        finite = [one for one in known if one[1] < inf]
+        across = [speed for near, speed in finite if not near]
+        fastest = max(across or [speed for _, speed in finite])
+        ports.append(links.port_bytes_per_s(peer, fastest, len(ring) - 1))
     return speeds, ports
 
 

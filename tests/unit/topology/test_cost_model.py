@@ -9,7 +9,7 @@ import pytest
 from pccl.protocol.link_messages import LinkMeasure
 from pccl.protocol.types import PeerId
 from pccl.protocol.vocabulary.mesh_plan import MeshPlan
-from pccl.topology.cost_model import AssumedLinks, Cost, mesh_cost, ring_cost, star_cost
+from pccl.topology.cost_model import AssumedLinks, Cost, mesh_cost, ring_cost, speeds_of, star_cost
 from tests.support.link_matrices import LAN, MS, US, peers, uniform
 
 
@@ -109,6 +109,16 @@ def test_a_mesh_of_sites_takes_as_long_as_its_slowest_link() -> None:
     assert per_byte_s((one, two)) == pytest.approx(1e-7 * (1 / 2 + 1 / 2))
     # Across: to 3 half of the sums for its part, and the results of 1; back, the same.
     assert per_byte_s((one, three)) == pytest.approx(1e-7 * (1 / 4 + 1 / 4))
+
+
+def test_a_link_inside_a_building_does_not_show_what_a_port_carries() -> None:
+    matrix = uniform(4, 80 * MS, 10**7)
+    near = LinkMeasure(100 * US, 0)
+    matrix[PeerId(1), PeerId(2)] = matrix[PeerId(2), PeerId(1)] = near
+    _, ports = speeds_of(peers(4), AssumedLinks(matrix))
+    assert ports == pytest.approx([10**7 / 1.16] * 4)
+    _, ports = speeds_of(peers(2), AssumedLinks(matrix))
+    assert ports == pytest.approx([1.25e9] * 2)
 
 
 def test_a_measured_port_carries_what_it_has_carried() -> None:
