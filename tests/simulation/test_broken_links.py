@@ -13,7 +13,7 @@ import pytest
 from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import Evicted
-from pccl.protocol.types import NS_PER_S, Descriptor, ReduceOp
+from pccl.protocol.types import NS_PER_S, Algorithm, Descriptor, ReduceOp
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.requests import ReduceInfo, ReduceRequest
 from pccl.transports.relay import relay_of
@@ -41,7 +41,7 @@ class World(VirtualRun):
 
     async def reduce(self, rank: int) -> tuple[ReduceInfo, list[int]]:
         values = np.full(20_000, 10**rank, dtype=np.int64)
-        descriptor = Descriptor(DataType.INT64, ReduceOp.SUM, len(values))
+        descriptor = Descriptor(DataType.INT64, ReduceOp.SUM, len(values), algorithm=Algorithm.RING)
         request = ReduceRequest(borrow(values, values), ReduceCall(0, 0, descriptor), retry=True)
         info = await self.engines[rank].reduce(request)
         return info, sorted({int(value) for value in values})

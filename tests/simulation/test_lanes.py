@@ -18,7 +18,7 @@ import pytest
 from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import NS_PER_S, Descriptor, OperationId, PeerId, ReduceOp
+from pccl.protocol.types import NS_PER_S, Algorithm, Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.requests import ReduceInfo, ReduceRequest
@@ -139,7 +139,7 @@ class World(VirtualRun):
         count = size * 4 * SEGMENT_BYTES // 8
         sends: list[Array] = [np.arange(count, dtype=np.int64) * (n + 1) for n in range(size)]
         results = sends if in_place else [np.zeros(count, np.int64) for _ in range(size)]
-        descriptor = Descriptor(DataType.INT64, ReduceOp.SUM, count)
+        descriptor = Descriptor(DataType.INT64, ReduceOp.SUM, count, algorithm=Algorithm.RING)
         views = {engine.roster.view for engine in self.engines if engine.roster is not None}
         changes = len(self.link_changes)
         self._events, self._strikes, self._cut = 0, strikes or {}, []

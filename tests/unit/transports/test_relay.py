@@ -418,12 +418,14 @@ async def test_the_way_is_measured_with_twice_its_round_trip(world: World) -> No
     a, _ = await world.dial("a")
     world.network.set_link("a", "relay", latency_ns=20 * MS, bytes_per_s=5_000_000)
     relayed = RelayedConnection(a.connection, behind(OTHER, RELAY))
+    a.connection.send([bytes(5_000)])
+    await world.settle()
     known = [
-        (path.rtt_ns, path.bytes_per_s)
+        (path.rtt_ns, path.acked_bytes)
         for end in (a.connection, relayed)
         if (path := end.measure())
     ]
-    assert known == [(40 * MS, 5_000_000), (80 * MS, 5_000_000)]
+    assert known == [(40 * MS, 5_000), (80 * MS, 5_000)]
     relayed.abort()
     assert relayed.measure() is None
 

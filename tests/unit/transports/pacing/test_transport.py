@@ -13,10 +13,11 @@ from pccl.protocol.errors import LocalProtocolError
 from pccl.protocol.handshake.records import RecordKeys
 from pccl.protocol.types import NS_PER_S
 from pccl.stress.sim.loop import VirtualLoop
-from pccl.transports.base import Address, Connection
+from pccl.transports.base import Address, Connection, PathMeasure
 from pccl.transports.pacing.transport import PacedTransport, limited
 from pccl.transports.relay import SPLICE_BYTES, SplicedEnd
 from pccl.transports.sealed import SealedConnection
+from pccl.transports.sim.connection import SimConnection
 from pccl.transports.sim.network import SimHost, SimNetwork
 from tests.support.sealing import ACCEPTORS, DIALLERS
 
@@ -263,12 +264,14 @@ def test_what_is_forwarded_counts(home: Home) -> None:
     home.run(main())
 
 
-def test_a_path_is_no_faster_than_the_limit(home: Home) -> None:
+def test_a_path_is_no_faster_than_the_limit(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         for path_bytes_per_s, known in ((10**9, RATE), (RATE // 4, RATE // 4)):
-            home.network.set_link("home", "away", latency_ns=10**7, bytes_per_s=path_bytes_per_s)
             one, _ = await home.dial()
-            path = one.measure()
+            below = PathMeasure(2 * 10**7, path_bytes_per_s, is_lower_bound=False)
+            with monkeypatch.context() as patch:
+                patch.setattr(SimConnection, "measure", lambda _, known=below: known)
+                path = one.measure()
             assert path is not None
             assert (path.rtt_ns, path.bytes_per_s, path.limit_bytes_per_s) == (
                 2 * 10**7,
