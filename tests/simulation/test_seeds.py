@@ -149,7 +149,6 @@ CAUGHT_BY = {
     "vote_counted_twice": 733,
     "weights_in_any_order": 19,
     "weights_not_waited_for": 3365,
-    "withdrawn_pull_counted": 3906,
     "world_changes_unseen": 101,
     "write_after_return": 0,
 }
@@ -165,7 +164,6 @@ CAUGHT_IN_MIX = {
     "own_block_forgotten": ("exchange", 0),
     "damaged_messages_believed": ("corruption", 29),
     "late_sync_never_given_up": ("quorum", 10075),
-    "late_syncs_not_asked_for_handles": ("quorum", 800764),
     "late_values_unverified": ("quorum", 2),
     "late_weights_forgotten": ("quorum", 37),
     "left_out_not_told": ("quorum", 27),

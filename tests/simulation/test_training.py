@@ -26,7 +26,7 @@ CAUGHT_BY = {
     "doubt_taken_for_applied": 26,
     "doubt_taken_for_lost": 7,
     "flights_forgotten": 26,
-    "lost_lease_unnoticed": 15,
+    "lost_lease_unnoticed": 21,
     "residual_advances_always": 24,
     "residual_stays": 7,
     "samples_of_lost_members_done": 0,
