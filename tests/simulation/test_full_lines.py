@@ -42,7 +42,8 @@ async def reduce(engine: PeerEngine, value: float) -> None:
 
 @pytest.mark.parametrize("mbit_per_s", [1, 10])
 def test_reduces_take_the_time_of_their_bytes_and_nobody_is_removed(mbit_per_s: int) -> None:
-    run, took_s = lines(mbit_per_s), []
+    run = lines(mbit_per_s)
+    took_s: list[float] = []
 
     async def main() -> None:
         await run.start()
@@ -62,7 +63,8 @@ def test_reduces_take_the_time_of_their_bytes_and_nobody_is_removed(mbit_per_s: 
 @pytest.mark.parametrize("mbit_per_s", [1, 10])
 @pytest.mark.parametrize("how", ["killed", "cut off", "frozen"])
 def test_a_loss_is_settled_in_time_while_data_fills_the_lines(how: str, mbit_per_s: int) -> None:
-    run, timing, ended_s = lines(mbit_per_s), Timing(), []
+    run, timing = lines(mbit_per_s), Timing()
+    ended_s: list[float] = []
 
     def lose() -> None:
         lost = run.hosts[PEERS - 1]

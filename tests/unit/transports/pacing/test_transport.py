@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from random import Random
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -270,7 +271,7 @@ def test_a_path_is_no_faster_than_the_limit(home: Home, monkeypatch: pytest.Monk
             one, _ = await home.dial()
             below = PathMeasure(2 * 10**7, path_bytes_per_s, is_lower_bound=False)
             with monkeypatch.context() as patch:
-                patch.setattr(SimConnection, "measure", lambda _, known=below: known)
+                patch.setattr(SimConnection, "measure", MagicMock(return_value=below))
                 path = one.measure()
             assert path is not None
             assert (path.rtt_ns, path.bytes_per_s, path.limit_bytes_per_s) == (
